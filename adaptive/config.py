@@ -223,12 +223,11 @@ class TableConfig(Config):
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="stored values of a row; bfloat16 takes half the bytes, computed in float32; for optimizer state, "
-        "see state_dtype of the optimizer",
+        description="stored values of a row; bfloat16 takes half the bytes, computed in float32",
     )
     rounding: Literal["stochastic", "nearest"] = Field(
         default="stochastic",
-        description="how an update rounds rows and state to bfloat16: stochastic keeps small updates in the mean, by a "
+        description="how an update rounds rows to bfloat16: stochastic keeps small updates in the mean, by a "
         "hash of seed, table, row and batch; nearest loses those below half a unit",
     )
     keys: Literal["int64"] | None = Field(
@@ -451,8 +450,8 @@ class ScheduleConfig(Config):
         return warm * (self.final + (1 - self.final) * shapes[self.decay])
 
 
-class TableOptimizerConfig(Config):
-    """Optimizer of rows."""
+class OptimizerConfig(Config):
+    """Optimizer of the embedding rows."""
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = Field(
         default="rowwise_adagrad", description="update formula; see adaptive.optim"
@@ -465,27 +464,12 @@ class TableOptimizerConfig(Config):
     beta: float = Field(default=1.0, ge=0, description="FTRL: added to the square root; smaller starts faster")
     l1: float = Field(default=0.0, ge=0, description="FTRL: L1 regularization, which sets values to 0")
     l2: float = Field(default=0.0, ge=0, description="FTRL: L2 regularization")
-    state_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="Adagrad, Adam: stored state of rows; bfloat16 takes half the bytes, computed in float32 and "
-        "rounded like rows (model.row_rounding)",
-    )
     weight_decay: float = Field(
         default=0.0,
         ge=0,
         description="decoupled decay of updated rows as in AdamW: w *= 1 - lr * weight_decay before each update",
     )
-
-
-class OptimizerConfig(TableOptimizerConfig):
-    """Optimizer of the embedding rows."""
-
     schedule: ScheduleConfig = ScheduleConfig()
-    tables: dict[str, TableOptimizerConfig] = Field(
-        default_factory=dict,
-        description="table -> optimizer of its rows, if it is not that of all: the keys above, such as "
-        "optimizer.tables.TABLE.lr; keys that are not given have their defaults, the schedule is that of all",
-    )
 
 
 class DenseOptimizerConfig(Config):
@@ -513,8 +497,8 @@ class TrainConfig(Config):
     data_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.data.open.DataOptions")
     model: str = Field(
         default="dlrm",
-        description="dlrm, dcn, deepfm, two-tower, multi-task, tbsm, module:Class or file.py:Class; tbsm requires "
-        "sequence data, multi-task several labels; by default both train on suitable built-in data",
+        description="dlrm, dcn, deepfm, tbsm, module:Class or file.py:Class; tbsm requires "
+        "sequence data; by default it trains on built-in sequences",
     )
     model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.model_settings")
     tier: TierConfig = TierConfig()
@@ -522,6 +506,12 @@ class TrainConfig(Config):
     ranks: RanksConfig = RanksConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    positive_weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1e6,
+        description="class weight: factor of the losses of samples with label 1; above 1, predictions are too high",
+    )
     batch_size: int = Field(default=2048, ge=1, le=2**24, description="samples per batch")
     eval_batch_size: int = Field(default=8192, ge=1, le=2**24, description="samples per evaluation batch")
     depth: int = Field(default=4, ge=0, le=64, description="batches of look-ahead; 0: no look-ahead and no thread")

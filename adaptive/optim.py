@@ -12,18 +12,15 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.config import OptimizerConfig, TableOptimizerConfig
+from adaptive.config import OptimizerConfig
 from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu.steps import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
 from adaptive.kernels.rows.cpu.steps import FTRL as FTRL_
-from adaptive.kernels.vector.bfloat16 import BFLOAT16, widen
-
-StateDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,6 @@ class RowOptimizer(ABC):
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name == "state_dtype":
-                continue
             kind, limit, above = "a finite", math.inf, ""
             if item.name in ("beta1", "beta2"):
                 kind, limit, above = "a", 1.0, " and below 1"
@@ -56,26 +51,9 @@ class RowOptimizer(ABC):
     def state_width(self, embedding_dim: int) -> int:
         """Number of state values of each row."""
 
-    @property
-    def stored_dtype(self) -> np.dtype[Any]:
-        """Type of the arrays of state; uint16 holds bfloat16."""
-        return np.dtype(np.float32)
-
-    def stored_width(self, embedding_dim: int) -> int:
-        """Number of items of a row in arrays of state."""
-        return self.state_width(embedding_dim) + self.counts * (self.stored_dtype == BFLOAT16)
-
     def state_bytes(self, embedding_dim: int) -> int:
         """Bytes of the state of a row."""
-        return self.stored_width(embedding_dim) * self.stored_dtype.itemsize
-
-    def as_float32(self, state: NDArray[Any]) -> NDArray[np.float32]:
-        """Return stored state (n, items) as float32 values (n, S)."""
-        if state.dtype != BFLOAT16:
-            return state
-        end = state.shape[1] - 2 * self.counts
-        counts = np.ascontiguousarray(state[:, end:]).view(np.float32)
-        return np.concatenate([widen(state[:, :end]), counts], axis=1)
+        return 4 * self.state_width(embedding_dim)
 
     def squares_width(self, embedding_dim: int) -> int:
         """Number of float32 values stored next to an accumulated gradient.
@@ -119,28 +97,7 @@ class SGD(RowOptimizer):
 
 
 @dataclass(frozen=True)
-class HalvableOptimizer(RowOptimizer):
-    """Base of optimizers whose state may be stored in bfloat16.
-
-    State is computed in float32 and rounded as `TableConfig.rounding` says. Counts of updates stay float32: two items.
-    """
-
-    state_dtype: StateDtype = field(default="float32", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.state_dtype not in (choices := get_args(StateDtype)):
-            raise ConfigError(
-                f"{type(self).__name__}: expected state_dtype {' or '.join(choices)}, got {self.state_dtype!r}"
-            )
-
-    @property
-    def stored_dtype(self) -> np.dtype[Any]:
-        return BFLOAT16 if self.state_dtype == "bfloat16" else super().stored_dtype
-
-
-@dataclass(frozen=True)
-class Adagrad(HalvableOptimizer):
+class Adagrad(RowOptimizer):
     """Adagrad as torch.optim.Adagrad: s += g * g; w -= lr * g / (sqrt(s) + eps)."""
 
     kind: ClassVar[int] = ADAGRAD
@@ -181,7 +138,7 @@ class RowwiseAdagrad(RowOptimizer):
 
 
 @dataclass(frozen=True)
-class Adam(HalvableOptimizer):
+class Adam(RowOptimizer):
     """Adam as torch.optim.SparseAdam, with a step count per row.
 
     An accumulated sum of k gradients counts as k updates with their mean.
@@ -253,31 +210,8 @@ class FTRL(RowOptimizer):
         return _settings(self.lr, self.beta, self.l1, self.l2)
 
 
-def table_optimizers(config: OptimizerConfig) -> dict[str, RowOptimizer]:
-    """Create the optimizers of the tables that have their own. Raises as `row_optimizer`."""
-    return {table: row_optimizer(of_table) for table, of_table in config.tables.items()}
-
-
-def study_optimizer(config: OptimizerConfig) -> RowOptimizer:
-    """Create the optimizer for a study of rows that are all alike.
-
-    Raises:
-        ConfigError: if some tables have their own, or as `row_optimizer`.
-    """
-    if config.tables:
-        raise ConfigError(
-            f"optimizer.tables: expected one row optimizer for all tables in this study, got others for "
-            f"{', '.join(config.tables)}. Leave optimizer.tables out."
-        )
-    return row_optimizer(config)
-
-
-def row_optimizer(config: TableOptimizerConfig) -> RowOptimizer:
-    """Create the optimizer of a configuration, with those of its settings that it has.
-
-    Raises:
-        ConfigError: for `state_dtype="bfloat16"` with an optimizer that has no such state.
-    """
+def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
+    """Create the optimizer of a configuration, with those of its settings that it has."""
     kinds: dict[str, type[RowOptimizer]] = {
         "sgd": SGD,
         "adagrad": Adagrad,
@@ -286,10 +220,4 @@ def row_optimizer(config: TableOptimizerConfig) -> RowOptimizer:
         "ftrl": FTRL,
     }
     cls = kinds[config.name]
-    if config.state_dtype != "float32" and not issubclass(cls, HalvableOptimizer):
-        names = " or ".join(name for name, kind in kinds.items() if issubclass(kind, HalvableOptimizer))
-        raise ConfigError(
-            f"optimizer.state_dtype={config.state_dtype}: expected optimizer.name {names}, got {config.name}. Set "
-            "optimizer.state_dtype to float32."
-        )
     return cls(**{item.name: getattr(config, item.name) for item in fields(cls)})

@@ -1,11 +1,10 @@
-"""Quality of rows or optimizer state in bfloat16, rounded by chance or to nearest, against float32: AUC over seeds.
+"""Quality of rows in bfloat16, rounded by chance or to nearest, against float32: AUC over seeds.
 
     python -m benchmarks.study_bfloat16 --runs FILE [--seeds 5] [--only NAME]    train what is missing in the file
     python -m benchmarks.study_bfloat16 --runs FILE --report                     print the table
 
 The built-in streams and the real sets of `study_sets` (ADAPTIVE_DATA), with their settings. A difference is that of two
-runs with one seed: they begin with the same values, rounded or not, and see the same samples. With Adagrad and
-Adam, rows are float32 and their state is bfloat16; in all other settings it is the other way round.
+runs with one seed: they begin with the same values, rounded or not, and see the same samples.
 """
 
 import statistics
@@ -23,28 +22,24 @@ FORMATS: Final = {
     "stochastic": {"row_dtype": "bfloat16"},
     "nearest": {"row_dtype": "bfloat16", "row_rounding": "nearest"},
 }
-OF_STATE: Final = ("adagrad", "adam")  # optimizers whose state is bfloat16, and not the rows
 STEPS: Final = 1000  # at most, of a real set
 MODEL: Final = {"embedding_dim": 16, "bottom_mlp": "32-16", "top_mlp": "64-32-1"}
 
 
 def settings() -> tuple[Setting, ...]:
-    """Two built-in streams under four row optimizers, and all real sets that are there."""
+    """Two built-in streams under two row optimizers, and all real sets that are there."""
     streams = tuple(
         stream(kind, 200_000, evaluated=100_000, name=f", {rows}", model_options=MODEL, optimizer=ROW_OPTIMIZERS[rows])
         for kind in ("easy", "hard")
-        for rows in ("rowwise_adagrad", "sgd", *OF_STATE)
+        for rows in ("rowwise_adagrad", "sgd")
     )
     short = (replace(setting, config={**setting.config, "steps": STEPS}) for setting in LARGE if is_there(setting))
     return (*streams, *short)
 
 
 def way(setting: Setting, name: str) -> Way:
-    changes, optimizer = dict(FORMATS[name]), setting.config.get("optimizer", {})
-    if optimizer.get("name") in OF_STATE:
-        optimizer = {**optimizer, "state_dtype": changes.pop("row_dtype")}
-    options = {**setting.config["model_options"], **changes}
-    return Way(name, "lfu", config={"skip": None, "model_options": options, "optimizer": optimizer})
+    options = {**setting.config["model_options"], **FORMATS[name]}
+    return Way(name, "lfu", config={"skip": None, "model_options": options})
 
 
 def train_missing(runs: Runs, seeds: range, only: str) -> None:

@@ -16,7 +16,7 @@ from benchmarks.study_seeds import change_text, paired_aucs, run_study, spread_t
 from benchmarks.study_sets import is_there
 
 FIRST: Final = 200
-MODELS: Final = ("dlrm", "din", "hstu")
+MODELS: Final = ("dlrm", "din")
 SETTINGS: Final = tuple(
     Setting(name, name, {"batch_size": 64}) for name in ("jd-sequences", "diginetica-sequences", "taobao-shaped")
 )

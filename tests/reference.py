@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,8 +154,7 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> Floats:
     if isinstance(optimizer, SGD):
         return np.zeros(0, f32)
     if isinstance(optimizer, Adagrad):
-        first = np.full(dim, optimizer.initial_accumulator, f32)
-        return as_bfloat16(first) if optimizer.state_dtype == "bfloat16" else first
+        return np.full(dim, optimizer.initial_accumulator, f32)
     if isinstance(optimizer, RowwiseAdagrad):
         return np.full(1, optimizer.initial_accumulator, f32)
     if isinstance(optimizer, FTRL):
@@ -202,13 +200,11 @@ def update_row(
     gradient: Floats,
     squares: Floats | None = None,
     key: int | None = None,
-    state_key: int = 0,
 ) -> np.float32:
     """One step of one row, in place: weights (D,), state (S,), gradient (D,). Returns the L2 norm of the change.
 
     squares: those of the gradients of which `gradient` is the sum; None: its own.
     key: rounds the weights to bfloat16, 0 to nearest; None: float32.
-    state_key: the same number if the state is bfloat16.
     """
     grown_by = gradient_squares(optimizer, gradient) if squares is None else squares
     if optimizer.weight_decay:  # decoupled: before the step, whose gradient and state do not know of it
@@ -234,19 +230,7 @@ def update_row(
         weights -= delta
     if key is not None:
         weights[:] = as_bfloat16(weights, key)
-    if isinstance(optimizer, Adagrad | Adam) and optimizer.state_dtype == "bfloat16":
-        round_state(state, len(weights), state_key)
     return norm(delta)
-
-
-def round_state(state: Floats, dim: int, key: int) -> None:
-    """Round state (S,) in place, Adagrad's sums or Adam's moments; Adam's count stays.
-
-    The weights have the key, changes of them the next one, which nobody uses, and the parts of the state the others.
-    """
-    for part in range(1 if len(state) == dim else 2):
-        columns = slice(part * dim, (part + 1) * dim)
-        state[columns] = as_bfloat16(state[columns], key * STREAM ** (2 + part) % WORD)
 
 
 def ftrl_row(optimizer: FTRL, weights: Floats, state: Floats, gradient: Floats, squares: Floats) -> Floats:
@@ -438,7 +422,6 @@ def train_reference(
     seed: int,
     loss_gradients: LossGradients,
     initial: Callable[[TableConfig, int], Floats] = initial_table,
-    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
 ) -> dict[str, tuple[Floats, Floats]]:
     """Train with every table in one flat array: no tiers, no plans, no look-ahead, no policy, nothing skipped.
 
@@ -452,14 +435,12 @@ def train_reference(
         loss_gradients: from feature -> float32 vectors, (B, D) pooled or (positions, D) un-pooled, and the batch, to
             the loss's gradients of all of them, in the same shapes. Must not change the vectors.
         initial: from a table and the seed to its initial values.
-        table_optimizers: table -> its own optimizer.
 
     Returns:
         Table name -> (weights (num_embeddings, D), state (num_embeddings, S)), float32; rows never looked up hold
         their initial values. Tables in bfloat16 hold values that it has.
     """
-    optimizers = {table.name: table_optimizers.get(table.name, optimizer) for table in tables}
-    values = {table.name: (initial(table, seed), initial_states(table, optimizers[table.name])) for table in tables}
+    values = {table.name: (initial(table, seed), initial_states(table, optimizer)) for table in tables}
     homes = [(name, table) for table in tables for name in table.feature_names]
     for number, batch in enumerate(batches):
         vectors = {
@@ -473,7 +454,7 @@ def train_reference(
             ids = [batch.ids[slice(bag_spans(batch, f)[0][0], bag_spans(batch, f)[-1][1])] for f in mine]
             keys = partial(rounding_key, table, seed, batch=number)
             lookups, halves = (np.concatenate(ids), np.concatenate(parts)), table.dtype == "bfloat16"
-            update_table(optimizers[table.name], values[table.name], *lookups, keys, halves=halves)
+            update_table(optimizer, values[table.name], *lookups, keys, halves=halves)
     return values
 
 
@@ -495,7 +476,7 @@ def update_table(
     weights, state = values
     for row in dict.fromkeys(ids.tolist()):
         gradient, key = weighted_sum(gradients[ids == row]), keys(row)
-        update_row(optimizer, weights[row], state[row], gradient, key=key if halves else None, state_key=key)
+        update_row(optimizer, weights[row], state[row], gradient, key=key if halves else None)
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------
@@ -572,54 +553,6 @@ def count_in_sketch(cells: list[list[int]], places: Sequence[int], count: int) -
     for line, place in zip(cells, places, strict=True):
         line[place] = max(line[place], new)
     return new
-
-
-# --- normalisation of pooled vectors -------------------------------------------------------------------------------
-# In float64: the fast code agrees to the rounding of float32, not to the bit.
-
-Doubles = NDArray[np.float64]
-
-
-def layer_feature_norm(pooled: Doubles, scale: Doubles, shift: Doubles) -> Doubles:
-    """(B, F, D): each vector less its mean over the width, over its deviation."""
-    normal = np.empty_like(pooled)
-    for sample, feature in np.ndindex(pooled.shape[:2]):
-        vector = pooled[sample, feature]
-        mean = sum(vector) / len(vector)
-        variance = sum((value - mean) ** 2 for value in vector) / len(vector)
-        normal[sample, feature] = (vector - mean) / math.sqrt(variance + 1e-5)
-    return normal * scale + shift
-
-
-@dataclass
-class RunningStatistics:
-    """What batch normalisation knows for evaluation: of each feature and column, (F, D)."""
-
-    mean: Doubles
-    variance: Doubles
-    batches: int = 0
-
-    def add(self, mean: Doubles, variance: Doubles) -> None:
-        self.batches += 1
-        weight = max(1 / self.batches, 0.1)
-        self.mean = (1 - weight) * self.mean + weight * mean
-        self.variance = (1 - weight) * self.variance + weight * variance
-
-
-def batch_feature_norm(
-    pooled: Doubles, scale: Doubles, shift: Doubles, known: RunningStatistics, *, training: bool
-) -> Doubles:
-    """(B, F, D): each value less the mean of its feature and column, over its deviation, of the batch in training.
-
-    What is learnt for evaluation is the variance of the population: over B - 1.
-    """
-    mean, variance = known.mean, known.variance
-    if training and len(pooled) > 1:
-        mean = sum(pooled) / len(pooled)
-        squares = sum((sample - mean) ** 2 for sample in pooled)
-        variance = squares / len(pooled)
-        known.add(mean, squares / (len(pooled) - 1))
-    return (pooled - mean) / np.sqrt(variance + 1e-5) * scale + shift
 
 
 # --- counting look-ups -------------------------------------------------------------------------------------------

@@ -9,21 +9,23 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
 from support.helpers import after_sums, step_all, sum_of
-from torch import nn
+from torch import Tensor, nn
 
 from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
-from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad, row_optimizer
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
 
 TABLE = TableConfig(name="t", num_embeddings=9, embedding_dim=4)
 BATCH = one_hot_batch(np.zeros((2, 0), np.float32), np.array([[1], [2]]), np.zeros(2, np.float32))
@@ -379,3 +381,127 @@ def test_workers_of_a_data_loader_make_batches() -> None:
     assert np.array_equal(
         embeddings.rows.table_weights("t"), after_sums(before, [*map(_Loaded().__getitem__, range(6))] * 2)
     )
+
+
+# --- optimizers that kernels do not know -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lion(RowOptimizer):
+    kind: ClassVar[int] = 99
+    lr: float = 0.1
+
+    def state_width(self, embedding_dim: int) -> int:
+        return embedding_dim
+
+    def settings(self) -> NDArray[np.float32]:
+        return np.array([self.lr, 0, 0, 0, 0], np.float32)
+
+
+@dataclass(frozen=True)
+class SignSGD(SGD):
+    def update(self, weights: Any, gradients: Any) -> Any:
+        return weights - self.lr * np.sign(gradients)
+
+
+class Renamed(Adam):
+    pass
+
+
+@pytest.mark.parametrize("optimizer", [Lion(), SignSGD(lr=0.1), Renamed()])
+def test_a_row_optimizer_of_ones_own_is_refused(optimizer: RowOptimizer) -> None:
+    """Kernels would leave its rows as they are, or run plain SGD."""
+    name = type(optimizer).__name__
+    with pytest.raises(ConfigError, match=rf"optimizer: expected one of SGD, .* itself, got .* {name}.*Pass one of"):
+        TieredEmbeddingBag([TABLE], optimizer=optimizer)
+
+
+# --- frozen rows -----------------------------------------------------------------------------------------------------
+
+
+def freeze_itself(model: nn.ModuleDict, embeddings: TieredEmbeddingBag, on: bool) -> None:
+    embeddings.requires_grad_(on)
+
+
+def freeze_parent(model: nn.ModuleDict, embeddings: TieredEmbeddingBag, on: bool) -> None:
+    model.requires_grad_(on)
+    model["head"].requires_grad_()
+
+
+def freeze_each_parameter(model: nn.ModuleDict, embeddings: TieredEmbeddingBag, on: bool) -> None:
+    for weight in embeddings.parameters():
+        weight.requires_grad = on
+
+
+@pytest.mark.parametrize("freeze", [freeze_itself, freeze_parent, freeze_each_parameter])
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.1), Adam(lr=0.1, weight_decay=0.1)], ids=["SGD", "Adam"])
+def test_requires_grad_freezes_rows(freeze: Callable[..., None], optimizer: RowOptimizer) -> None:
+    embeddings = TieredEmbeddingBag([TABLE], TierConfig(device_rows="60%"), optimizer=optimizer)
+    model = nn.ModuleDict({"embeddings": embeddings, "head": nn.Linear(4, 1)})
+    dense = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def train() -> tuple[NDArray[Any], Tensor]:
+        for planned in embeddings.look_ahead([BATCH] * 3, depth=2):
+            loss = model["head"](embeddings.stack(planned).flatten(1)).sum()
+            dense.zero_grad()
+            loss.backward()
+            embeddings.optimizer.clip_grad_norm_(1.0, model.parameters())
+            dense.step()
+            embeddings.step()
+        arrays = embeddings.rows.state_arrays()
+        kept = [array.ravel() for name, array in arrays.items() if name.endswith((".weights", ".state"))]
+        return np.concatenate(kept), model["head"].weight.detach().clone()
+
+    moved, head = train()
+    freeze(model, embeddings, False)
+    frozen, later = train()
+    assert np.array_equal(frozen, moved) and not torch.equal(later, head)
+    with torch.enable_grad():
+        assert not embeddings(embeddings.read(BATCH))["t"].requires_grad
+    freeze(model, embeddings, True)
+    assert not np.array_equal(train()[0], frozen)
+
+
+def test_the_rate_of_a_table_cannot_change_silently() -> None:
+    table = TableConfig(name="t", num_embeddings=9, embedding_dim=4)
+    with TieredEmbeddingBag([table]), pytest.raises(ValidationError, match="frozen"):
+        table.lr_scale = 0.0
+
+
+# --- gradients of several batches ------------------------------------------------------------------------------------
+
+
+def test_gradients_of_several_batches_are_refused_with_advice() -> None:
+    embeddings = TieredEmbeddingBag([TABLE], optimizer=SGD(lr=0.1))
+
+    def train() -> None:
+        for number, planned in enumerate(embeddings.look_ahead([BATCH] * 4)):
+            (embeddings(planned)["t"].sum() / 2).backward()
+            if number % 2:
+                embeddings.step()
+
+    with pytest.raises(ConfigError, match=r"expected step\(\) or discard\(\).*accumulate.*grad_scale=1 / n"):
+        train()
+
+
+def test_dense_weights_accumulate_while_rows_step_in_every_batch() -> None:
+    """`grad_scale=1 / n` undoes the division by n, so rows train as they would without accumulation."""
+
+    def trained(count: int) -> NDArray[Any]:
+        embeddings = TieredEmbeddingBag([TABLE], optimizer=SGD(lr=0.5))
+        for planned in embeddings.look_ahead([BATCH] * 4):
+            (embeddings(planned)["t"].pow(2).sum() / count).backward()
+            embeddings.step(grad_scale=1 / count)
+        return embeddings.rows.table_weights("t")
+
+    assert np.array_equal(trained(1), trained(4))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_gradients_cannot_have(scale: float) -> None:
+    embeddings = TieredEmbeddingBag([TABLE], optimizer=SGD(lr=0.1))
+    for planned in embeddings.look_ahead([BATCH]):
+        embeddings(planned)["t"].sum().backward()
+        with pytest.raises(ConfigError, match="grad_scale: expected a finite number above 0"):
+            embeddings.step(grad_scale=scale)
+        embeddings.discard()

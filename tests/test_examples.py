@@ -152,3 +152,18 @@ def test_convert_writes_parquet_of_sequences(tmp_path: Path) -> None:
     }
     np.testing.assert_array_equal(batch.dense.ravel(), [4, 9, 14, 19])
     np.testing.assert_array_equal(batch.labels, [1, 0, 0, 1])
+
+
+def test_two_towers_recall_more_with_the_correction(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ADAPTIVE_DATA", str(tmp_path))  # the built-in set
+    text = printed("two_tower.py", capsys)
+    popular, corrected, plain = (float(number) for number in re.findall(r"0\.\d{4}", text))
+    assert text.startswith("built-in") and corrected > 2 * popular and corrected > 1.5 * plain
+
+
+def test_two_heads_learn_clicks_and_amounts(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("multi_task.py", capsys)
+    auc, error, of_mean = (float(number) for number in re.findall(r"0\.\d{4}", text)[-3:])
+    assert auc > 0.8 and error < 0.2 * of_mean

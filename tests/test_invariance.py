@@ -46,8 +46,7 @@ from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
 
 OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1, initial_accumulator=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01),
-              FTRL(lr=0.1, l1=0.01), Adagrad(lr=0.1, initial_accumulator=0.1, state_dtype="bfloat16"),
-              Adam(lr=0.01, state_dtype="bfloat16")]  # fmt: skip
+              FTRL(lr=0.1, l1=0.01)]  # fmt: skip
 STAGED: list[type[Policy]] = [LRU, LFU, Fixed, Scattered, RandomScores, Windowed, MostRecentOut, Infinite]
 ON_HOST: list[type[Policy]] = [LFUOnHost, LRUOnHost, ScatteredOnHost, RandomOnHost, WindowedOnHost]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.helpers import LFU, step_all, sum_of
+from torch import nn
 
 from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
@@ -296,39 +297,34 @@ def test_weights_of_a_feature_that_is_pooled_by_mean_are_refused() -> None:
         embeddings.read(Batch.of(user=[1], tags=([2], [0, 1], [0.5])))
 
 
-# --- KeyedJaggedTensor -------------------------------------------------------------------------------------------
+# --- tensors of a graph, and trainers of other libraries --------------------------------------------------------------
+
+LEARNED = torch.ones(2, requires_grad=True)
 
 
-class Jagged:
-    """Methods of TorchRec's `KeyedJaggedTensor`, which is not needed here."""
-
-    def __init__(self, weights: torch.Tensor | None = None) -> None:
-        self._weights = weights
-
-    def keys(self) -> list[str]:
-        return ["tags", "user"]
-
-    def values(self) -> torch.Tensor:
-        return torch.tensor([4, 5, 6, 1, 2])
-
-    def lengths(self) -> torch.Tensor:
-        return torch.tensor([1, 2, 1, 1], dtype=torch.int32)
-
-    def weights_or_none(self) -> torch.Tensor | None:
-        return self._weights
-
-
-def test_of_a_keyed_jagged_tensor() -> None:
-    batch = Batch.from_keyed_jagged(Jagged(), labels=[0, 1], dense=[1.0, 2.0], extras={"weight": [1, 2]})
-    assert batch.features == ("tags", "user")
-    assert bags_of(batch, 0) == [[4], [5, 6]] and bags_of(batch, 1) == [[1], [2]]
-    assert batch.weights is None and batch.extras["weight"].tolist() == [1, 2]
-    embeddings = TieredEmbeddingBag(TABLES)
-    assert embeddings(embeddings.read(batch))["user"].shape == (2, 4)
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"dense": LEARNED * 2}, "dense"),
+        ({"dense": [LEARNED.sum(), 1.0]}, "dense"),
+        ({"dense": [[LEARNED[0], 1.0], [2.0, 3.0]]}, "dense"),
+        ({"labels": torch.sigmoid(LEARNED)}, "labels"),
+        ({"labels": nn.Parameter(torch.ones(2))}, "labels"),
+        ({"extras": {"teacher": LEARNED}}, r"extras\['teacher'\]"),
+        ({"user": ([1, 2], [0, 1], LEARNED)}, "feature user: weights"),
+        ({"user": ([1, 2], [0, 1], list(LEARNED))}, "feature user: weights"),
+        ({"user": LEARNED}, "feature user"),
+    ],
+)
+def test_values_that_need_a_gradient_are_refused(given: dict[str, Any], what: str) -> None:
+    """A batch copies them, so they would not learn, without a word."""
+    with pytest.raises(InputError, match=rf"{what}: expected values that require no gradient, .*detach\(\)"):
+        Batch.of(**{"user": [1, 2], **given})
+    detached = Batch.of(user=[1, 2], labels=LEARNED.detach())
+    assert detached.labels.tolist() == [1, 1]
 
 
-def test_weights_of_a_keyed_jagged_tensor_and_what_is_none() -> None:
-    weights = torch.tensor([1, 2, 3, 4, 5.0])
-    assert Batch.from_keyed_jagged(Jagged(weights)).weights.tolist() == [1, 2, 3, 4, 5]  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"expected a KeyedJaggedTensor with keys, values, .*got list"):
-        Batch.from_keyed_jagged([1])
+def test_a_batch_goes_to_any_device_as_it_is() -> None:
+    """Lightning and accelerate move batches before a step; a frozen dataclass without `to` is an error there."""
+    batch = Batch.of(user=[1, 2])
+    assert batch.to("cpu") is batch is batch.to(torch.device("cuda"), non_blocking=True)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.config import OptimizerConfig, SkipConfig, TableOptimizerConfig, TrainConfig
+from adaptive.config import SkipConfig, TrainConfig
 from adaptive.errors import ConfigError, PolicyError, suggestion
-from adaptive.optim import FTRL, SGD, study_optimizer, table_optimizers
 from adaptive.training.settings import load_settings, parse_text
 
 MINE = "a policy of three parameters"  # stands for the file that `mine` writes
@@ -47,20 +46,6 @@ def test_nothing_given_is_the_default() -> None:
     assert config == TrainConfig()
     assert set(origins.values()) == {"default"}
     assert origins["tier.device_rows"] == "default"
-
-
-def test_optimizers_of_tables(tmp_path: Path) -> None:
-    """By table in files and on the command line; what a table leaves out has its default."""
-    file = write(tmp_path / "a.toml", "[optimizer]\nlr = 0.3\n[optimizer.tables.user]\nname = 'ftrl'\nl1 = 0.5\n")
-    config, _ = load_settings(file=file, sets=["optimizer.tables.user.l1=0.1", "optimizer.tables.item.name=sgd"])
-    own = {"user": TableOptimizerConfig(name="ftrl", l1=0.1), "item": TableOptimizerConfig(name="sgd")}
-    assert config.optimizer == OptimizerConfig(lr=0.3, tables=own)
-    assert table_optimizers(config.optimizer) == {"user": FTRL(0.05, l1=0.1), "item": SGD(0.05)}
-    assert TrainConfig.model_validate(json.loads(config.model_dump_json())) == config
-    (line,) = mistakes(sets=["optimizer.tables.user.decay=1"])
-    assert line.startswith("optimizer.tables.user.decay (--set): unknown key, got 1")
-    with pytest.raises(ConfigError, match=r"optimizer.tables: expected one row optimizer .* others for user, item"):
-        study_optimizer(config.optimizer)
 
 
 def test_order_flag_set_environment_file_default(tmp_path: Path) -> None:
@@ -291,7 +276,5 @@ def test_keys_below_model_are_those_of_the_model() -> None:
     with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): expected final_mlp to end with 1 .*got 8-2"):
         load_settings(flags={"model": "tbsm"}, sets=["model.final_mlp=8-2"])
     for wrong in ("tbms", "[1]"):
-        with pytest.raises(
-            ConfigError, match=r"model \(--set\): expected one of dlrm, dcn, .*hstu, module:Class.*got "
-        ):
+        with pytest.raises(ConfigError, match=r"model \(--set\): expected one of dlrm, dcn, .*din, module:Class.*got "):
             load_settings(sets=[f"model={wrong}"])

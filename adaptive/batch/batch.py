@@ -8,7 +8,7 @@ The layout is *feature-major*: bag `f * B + b` holds the ids of feature `f` of s
 `ids[offsets[f * B + b] : offsets[f * B + b + 1]]`; bags may be empty.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch.named import Columns, columns_of, columns_of_keyed_jagged, refuse_masked
+from adaptive.batch.named import columns_of, refuse_masked
 from adaptive.errors import InputError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -45,7 +45,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of samples. Create it with `Batch.of` or `Batch.from_keyed_jagged`.
+    """One batch of samples. Create it with `Batch.of`.
 
     Do not change the arrays afterwards: the look-ahead thread and the training thread share them. A loader may reuse
     its own arrays: `Batch.of` copies them, and a look-ahead copies any other batch.
@@ -111,25 +111,9 @@ class Batch:
         if twice:
             raise InputError(f"expected each feature once, got these twice: {', '.join(twice)}")
         named = {**(features or {}), **more_features}
-        return cls._of_columns(columns_of(named, dense, labels, extras), named)
-
-    @classmethod
-    def from_keyed_jagged(
-        cls, jagged: Any, *, dense: Any = None, labels: Any = None, extras: Mapping[str, object] | None = None
-    ) -> "Batch":
-        """Create a batch from a TorchRec `KeyedJaggedTensor`; other arguments as in `of`.
-
-        Any object with its methods `keys`, `values`, `lengths` and `weights_or_none` will do.
-
-        Raises:
-            InputError: if a method is missing, or lengths disagree.
-        """
-        return cls._of_columns(columns_of_keyed_jagged(jagged, dense, labels, extras), jagged.keys())
-
-    @classmethod
-    def _of_columns(cls, columns: Columns, names: Iterable[str]) -> "Batch":
+        columns = columns_of(named, dense, labels, extras)
         arrays = {item.name: getattr(columns, item.name) for item in fields(columns)}
-        return cls(**arrays, features=tuple(names)).mark_unshared()
+        return cls(**arrays, features=tuple(named)).mark_unshared()
 
     def mark_unshared(self) -> Self:
         """Declare that nothing else writes to the arrays, so that `unshared` need not copy them."""
@@ -146,6 +130,13 @@ class Batch:
         if self.origin is not None:
             copied.__dict__["origin"] = self.origin.take(np.arange(self.num_samples))
         return copied.mark_unshared()
+
+    def to(self, device: object = None, /, **_: object) -> Self:
+        """Return the batch itself, on the host: `look_ahead()` and `read()` send it to the device.
+
+        Lightning, accelerate and loops of one's own call it for every batch.
+        """
+        return self
 
     def __post_init__(self) -> None:
         _check("dense", self.dense, np.float32, 2)

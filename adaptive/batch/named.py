@@ -23,10 +23,22 @@ def as_array(what: str, value: Any) -> Array:
     """Convert an array, tensor on any device, data frame column or list to a NumPy array.
 
     Raises:
-        InputError: for masked values, which a plain array would expose; begins with `what`.
+        InputError: for masked values, which a plain array would expose, and tensors that require a gradient, which a
+            copy would not get; begins with `what`.
     """
     refuse_masked(what, value)
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    needs_gradient = bool(getattr(value, "requires_grad", False))
+    try:
+        if not needs_gradient:
+            return np.asarray(value.cpu() if hasattr(value, "detach") else value)
+    except RuntimeError as error:  # torch's, of a tensor within a list
+        needs_gradient = "requires grad" in str(error)
+        if not needs_gradient:
+            raise
+    raise InputError(
+        f"{what}: expected values that require no gradient, got a tensor that does. A batch copies its values, so no "
+        "gradient would reach it. Pass value.detach(), or compute it in your loop, from the vectors."
+    )
 
 
 def refuse_masked(what: str, array: object) -> None:
@@ -123,27 +135,6 @@ def columns_of(features: Mapping[str, object], dense: Any, labels: Any, extras: 
         weights=_weights(all_bags),
         extras={name: np.array(arrays[f"extras[{name!r}]"], order="C") for name in extras},
     )
-
-
-def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mapping[str, object] | None) -> Columns:
-    """Copy a TorchRec `KeyedJaggedTensor` to the arrays of a batch.
-
-    Raises:
-        InputError: as `Batch.from_keyed_jagged`.
-    """
-    missing = [name for name in ("keys", "values", "lengths", "weights_or_none") if not hasattr(jagged, name)]
-    if missing:
-        raise InputError(f"expected a KeyedJaggedTensor with {', '.join(missing)}(), got {type(jagged).__name__}")
-    names, values, weights = list(jagged.keys()), as_array("values", jagged.values()), jagged.weights_or_none()
-    sizes = as_array("lengths", jagged.lengths()).reshape(len(names), -1)
-    ends = np.cumsum(sizes.sum(axis=1))[:-1]
-    parts = np.split(values, ends)
-    more = [None] * len(names) if weights is None else np.split(as_numbers("weights", weights), ends)
-    features = {
-        name: (ids, np.concatenate([[0], np.cumsum(counts)]), *(() if weight is None else (weight,)))
-        for name, ids, counts, weight in zip(names, parts, sizes, more, strict=True)
-    }
-    return columns_of(features, dense, np.full(sizes.shape[1], np.nan) if labels is None else labels, extras)
 
 
 def _without_tuple(value: Any) -> Any:

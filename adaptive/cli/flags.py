@@ -59,9 +59,9 @@ FLAGS = (
               "policy.NAME=VALUE."),
     Flag("--preset", ("preset",), "NAME", TRAINING,
          help="Published shape of the model and the built-in stream: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
-              "mlperf, yambda-50m, yambda-5b."),
+              "mlperf."),
     Flag("--model", ("model",), "NAME", TRAINING, default="dlrm",
-         help="dlrm, dcn, deepfm, two-tower, multi-task, tbsm, din, hstu (for sequences), module:Class or "
+         help="dlrm, dcn, deepfm, tbsm, din (for sequences), module:Class or "
               "file.py:Class. Set its shape with --set model.NAME=VALUE."),
     Flag("--optimizer", ("optimizer.name",), "NAME", TRAINING, default="rowwise_adagrad",
          help="Optimizer of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl."),

@@ -83,13 +83,6 @@ class SyntheticConfig(Config):
     lookups: int = Field(
         default=1, ge=1, le=1024, description="Lookups of every bag; more than 1: multi-hot, ids may repeat."
     )
-    labels: int = Field(
-        default=1,
-        ge=1,
-        le=4,
-        description="Labels of a sample, for models of several labels. An additional label shares a part of the signal "
-        "of the first, and reverses another part.",
-    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random choices.")
     num_train: int = Field(default=1_500_000, ge=1, le=10**12, description="Training samples of an epoch.")
     num_eval: int = Field(

@@ -35,7 +35,6 @@ class DataShape:
     tables: tuple[str, ...]
     steps: int = 1
     dense_names: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     row_dtypes: Mapping[str, str] = field(default_factory=dict)
     key_rules: Mapping[str, KeyRules] = field(default_factory=dict)
@@ -60,10 +59,6 @@ class Dataset(ABC):
     steps: int = 1
     """Steps of a sample that is a sequence; the last step is the candidate, to which the label belongs. Features and
     dense inputs are those of all steps: a table's features in the order of steps, dense inputs step by step."""
-
-    labels: tuple[str, ...] = ()
-    """Names of the labels if samples have several. The first is `Batch.labels`, the others are in `Batch.extras` under
-    their names, as float32 of 0 and 1."""
 
     widths: Mapping[str, int] = NOTHING
     """Table -> width of its rows, for tables whose width the schema gives. The model's settings take precedence."""
@@ -137,7 +132,6 @@ def shape_of(dataset: Dataset) -> DataShape:
         tables_of(dataset),
         dataset.steps,
         dataset.dense_names,
-        dataset.labels,
         dict(dataset.widths),
         dict(dataset.row_dtypes),
         dict(dataset.key_rules),

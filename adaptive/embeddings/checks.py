@@ -1,17 +1,19 @@
 """Checks of the arguments of `TieredEmbeddingBag`, and tables like torch's modules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.lane import Lane, table_names
 from adaptive.embeddings.planned_batch import Planned
-from adaptive.errors import ConfigError, suggestion
+from adaptive.errors import ConfigError
 from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import SkipRule
+
+ROW_OPTIMIZERS: Final = (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)
 
 
 def check_planned(planned: object, lanes: Sequence[Lane]) -> None:
@@ -51,18 +53,16 @@ def check_arguments(
     tier: TierConfig,
     optimizer: RowOptimizer,
     skip: Any,
-    table_optimizers: Mapping[str, RowOptimizer],
 ) -> None:
     """Check the arguments of `TieredEmbeddingBag`.
 
     Raises:
-        ConfigError: for the first argument of another type, or an optimizer of a table that does not exist.
+        ConfigError: for the first argument of another type, or a user-defined row optimizer.
     """
     arguments: list[tuple[str, object, type]] = [
         *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
         ("tier", tier, TierConfig),
         ("optimizer", optimizer, RowOptimizer),
-        *((f"table_optimizers[{name!r}]", value, RowOptimizer) for name, value in table_optimizers.items()),
     ]
     if skip is not None and not isinstance(skip, str | SkipRule):
         arguments.append(("skip", skip, SkipConfig))
@@ -72,25 +72,21 @@ def check_arguments(
         got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         hint = _optimizer_hint(value) if kind is RowOptimizer else f"Pass adaptive.{kind.__name__}(...)."
         raise ConfigError(f"{name}: expected a {kind.__name__}, got {got}. {hint}")
-    names = [table.name for table in tables]
-    for name in table_optimizers:
-        if name not in names:
+    for name, value, kind in arguments:
+        if kind is RowOptimizer and type(value) not in ROW_OPTIMIZERS:
+            known = ", ".join(optimizer.__name__ for optimizer in ROW_OPTIMIZERS)
             raise ConfigError(
-                f"table_optimizers (optimizer.tables): expected tables among {', '.join(names)}, got "
-                f"{name!r}{suggestion(name, names)}"
+                f"{name}: expected one of {known} itself, got a user-defined class, {type(value).__name__}. Compiled "
+                "kernels update the rows and call no method of a class. Pass one of these with its settings, or keep "
+                "the table in an nn.EmbeddingBag with a torch optimizer."
             )
-    if table_optimizers and not optimizer.lr:
-        raise ConfigError(
-            "optimizer.lr: expected a rate above 0 with table_optimizers, got 0. Their rates change by the same factor "
-            "as this one; to freeze tables, set lr_scale=0."
-        )
 
 
 def _optimizer_hint(value: object) -> str:
     """Advice with the row optimizer whose name is most similar to the value that was passed."""
     name = value if isinstance(value, str) else (value if isinstance(value, type) else type(value)).__name__
     plain = name.lower().replace("_", "").removeprefix("sparse").removesuffix("w")
-    row_optimizers = {kind.__name__.lower(): kind.__name__ for kind in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)}
+    row_optimizers = {kind.__name__.lower(): kind.__name__ for kind in ROW_OPTIMIZERS}
     similar = row_optimizers.get(plain)
     advice = f"adaptive.{similar}(lr=...)" if similar else "one of adaptive.SGD, Adagrad, RowwiseAdagrad, Adam and FTRL"
     return f"Rows need a row optimizer: pass {advice}; use torch's optimizers for the dense parameters."

@@ -125,7 +125,7 @@ class RowStore:
                 part = np.array(vectors[start : start + AT_ONCE], np.float32)
                 rows = lane.group.undivided.table_starts[number] + np.arange(start, start + len(part))
                 rows, part = select_owned(lane.group, rows, as_stored(part, lane.host.dtype))
-                state = np.full((len(part), lane.host.state.shape[1]), lane.host.stored_first_state)
+                state = np.full((len(part), lane.host.state.shape[1]), lane.host.first_state)
                 lane.put(rows, part, state)
             lane.device.forget_watched()
             pipeline.finish_copies()
@@ -220,9 +220,8 @@ class RowStore:
         """Return the names of arrays that hold bfloat16, which numpy does not have."""
         names = set()
         for number, lane in enumerate(self._pipeline.lanes):
-            values, state = lane.host.dtype, lane.host.state_dtype
-            dtypes = {"weights": values, "watched.raw_values": values, "state": state, "watched.raw_states": state}
-            names |= {f"rows{number}.{name}" for name, dtype in dtypes.items() if dtype == BFLOAT16}
+            if lane.host.dtype == BFLOAT16:
+                names |= {f"rows{number}.{name}" for name in ("weights", "watched.raw_values")}
         return names
 
     def _mark(self) -> NDArray[np.int64]:

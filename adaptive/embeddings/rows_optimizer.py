@@ -69,8 +69,9 @@ class RowsOptimizer(torch.optim.Optimizer):
     batch. `state_dict()` contains the learning rate; the embeddings' `state_dict()` contains the state of rows.
     """
 
-    def __init__(self, lr: float, pipeline: Pipeline, batch_steps: LocalSteps) -> None:
-        self._pipeline, self._batch_steps = pipeline, batch_steps
+    def __init__(self, lr: float, pipeline: Pipeline, batch_steps: LocalSteps, anchor: Tensor) -> None:
+        """`anchor` requires a gradient unless rows are frozen."""
+        self._pipeline, self._batch_steps, self._anchor = pipeline, batch_steps, anchor
         self._pending: dict[int, Planned] = {}  # batches with gradients whose rows are not updated yet
         all_finite = weakref.WeakMethod(self._all_finite)  # no reference cycle, so unused tables are freed at once
 
@@ -86,8 +87,6 @@ class RowsOptimizer(torch.optim.Optimizer):
     @property
     def lr(self) -> float:
         """Learning rate of the next `step()`; each table multiplies it by its `lr_scale`.
-
-        If you change it, the rate of tables with their own optimizer changes by the same factor.
 
         Raises:
             ConfigError: if it is not a finite number of at least 0; also when you set it.
@@ -122,6 +121,9 @@ class RowsOptimizer(torch.optim.Optimizer):
         pending = [p for p in self._pending.values() if p.has_gradients and self._pipeline.is_current(p.number)]
         if not pending and self._batch_steps.has_no_samples:
             return  # the other ranks' gradients arrive when the batch ends
+        _check_grad_scale(grad_scale)
+        if not pending and not self._anchor.requires_grad:
+            return
         if not pending:
             raise _no_gradients("step()")
         if grad_scale != 1.0:
@@ -155,12 +157,13 @@ class RowsOptimizer(torch.optim.Optimizer):
                 of `parameters` are unscaled already.
         """
         self._batch_steps.refuse("clip_grad_norm_")
+        _check_grad_scale(grad_scale)
         works = self._unscale()
         dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for work in works:
             work.scale_gradients(1 / grad_scale)
         gradients = [*dense, *(gradient for work in works if (gradient := work.gradients) is not None)]
-        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients] or [torch.zeros(())]  # all is frozen
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in dense:
@@ -182,7 +185,7 @@ class RowsOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 f"backward(): expected gradients of the current batch, got some of batch {planned.number}, which has "
                 "ended. Call backward() and step() for each batch before you request the next one. To accumulate "
-                "gradients, use larger batches."
+                "gradients, make batches larger, or let only the dense optimizer wait."
             )
         work.add_gradients(gradients)
         self._pending[planned.number] = planned.whole
@@ -229,9 +232,17 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     def _works_with_gradients(self) -> list[GroupBatch]:
         works = [work for planned in self._pending.values() for work in planned.works if work.gradients is not None]
-        if not works:
+        if not works and self._anchor.requires_grad:
             raise _no_gradients("clip_grad_norm_()")
         return works
+
+
+def _check_grad_scale(scale: float) -> None:
+    if not 0 < scale < math.inf:
+        raise ConfigError(
+            f"grad_scale: expected a finite number above 0, got {scale!r}. It is the factor by which you multiplied "
+            "the loss: the scaler's get_scale(), or 1 / n for a loss divided by n."
+        )
 
 
 def _no_gradients(method: str) -> ValueError:

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial, wraps
-from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
@@ -77,7 +76,6 @@ class TieredEmbeddingBag(nn.Module):
         tier: number of device rows, device, and host storage.
         policy: a name, `module:Class`, `file.py:Class`, a `Policy` class, or an instance.
         optimizer: updates the rows; the default is row-wise Adagrad with a learning rate of 0.05.
-        table_optimizers: table -> optimizer of its rows, for tables that do not use `optimizer`.
         skip: skip rule or its settings; with None, no update is ever skipped.
         seed: of the initial values.
         rows: "separate" leaves the rows out of `state_dict()`, for tables too large to copy. `load_state_dict()` then
@@ -93,6 +91,8 @@ class TieredEmbeddingBag(nn.Module):
         features: names of all features, table by table.
         table_names: names of all tables, ordered by width.
         policy, skip: made from the arguments.
+        rows_anchor: a parameter without values. It makes autograd ask for gradients of rows, so `requires_grad_(False)`
+            of this module, or of one that contains it, freezes the rows.
         drops_updates: True if updates of saturated rows are skipped.
         defers: True if gradients of waiting rows are accumulated and applied later.
         device: device of the device tier.
@@ -110,7 +110,6 @@ class TieredEmbeddingBag(nn.Module):
         *,
         policy: str | type[Policy] | Policy = "lru",
         optimizer: RowOptimizer = DEFAULT_OPTIMIZER,
-        table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
         skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
         rows: Literal["in_state_dict", "separate"] = "in_state_dict",
@@ -123,16 +122,15 @@ class TieredEmbeddingBag(nn.Module):
                 "state_dict()."
             )
         self._separate = rows == "separate"
-        check_arguments(tables, tier, optimizer, skip, table_optimizers)
+        check_arguments(tables, tier, optimizer, skip)
         self.policy = make_policy(policy)
         self.skip = with_rule(self.policy, skip)
         self.ranks = ALONE if ranks is None else ranks
-        outline = outline_engine(
-            tables, tier, self.policy, optimizer, self.skip, seed, self.ranks, dict(table_optimizers)
-        )
+        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, self.ranks)
         self._pipeline, sizes = build_pipeline(outline)
         self._batch_steps = batch_steps(self._pipeline)
-        self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps)
+        self.rows_anchor = nn.Parameter(torch.zeros(0, device=self._pipeline.mover.device))
+        self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps, self.rows_anchor)
         self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
         self.rows = RowStore(self._pipeline, self.statistics)
         planners, keys = zip(*((lane.planner, lane.keys) for lane in self._pipeline.lanes), strict=True)
@@ -143,7 +141,6 @@ class TieredEmbeddingBag(nn.Module):
         self._unpooled = [feature.name for feature in of_groups if feature.column < 0]
         self.features, self.table_names = self._pipeline.features, tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
-        self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # no weight: makes autograd call `_Pool`
         if outline.skip is not None:
             watched = outline.skip
             self.runtime.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
@@ -267,7 +264,9 @@ class TieredEmbeddingBag(nn.Module):
         if self._optimizer.is_unapplied(planned):
             raise ConfigError(
                 f"batch {planned.number}: expected step() or discard() between backward() and the next batch, got "
-                "neither. Call embeddings.step() after loss.backward(), or embeddings.discard() to drop the gradients."
+                "neither. Call embeddings.step() after loss.backward(), or embeddings.discard() to drop the gradients. "
+                "To accumulate gradients, make batches larger, or let only the dense optimizer wait: step rows in "
+                "every batch, with grad_scale=1 / n if the loss is divided by n."
             )
 
     def _warn_if_unapplied(self, planned: Planned, ready: ReadyBatch, closed: GeneratorExit) -> None:
@@ -343,18 +342,18 @@ class TieredEmbeddingBag(nn.Module):
         self._pipeline.lock.refuse_in_child()
         self._pipeline.lock.refuse_broken()
         planned.wait()
-        pooled: Tensor = _Pool.apply(self._anchor, self._optimizer, planned, work)  # type: ignore[no-untyped-call]
+        pooled: Tensor = _Pool.apply(self.rows_anchor, self._optimizer, planned, work)  # type: ignore[no-untyped-call]
         return pooled
 
     def step(self, *, grad_scale: float = 1.0) -> None:
         """Update the rows of the current batch after `loss.backward()`.
 
-        Uses the current learning rate of `optimizer`.
+        Uses the current learning rate of `optimizer`. Does nothing if `requires_grad_(False)` has frozen the rows.
 
         Args:
-            grad_scale: factor by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`). Gradients are
-                divided by it, because the scaler does so for parameters only. If it is not 1 and a gradient is not
-                finite, no row is updated, as the scaler does. bfloat16 needs no scaler.
+            grad_scale: factor by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`, or 1 / n if dense
+                gradients are accumulated over n batches). Gradients are divided by it. If it is not 1 and a gradient is
+                not finite, no row is updated, as the scaler does. bfloat16 needs no scaler.
 
         Raises:
             ValueError: if no backward pass has run since the last step.
@@ -404,12 +403,9 @@ class TieredEmbeddingBag(nn.Module):
         lines += [self.statistics.device_rows_text(), f"device {self.device}, host {outline.tier.host}"]
         rule = "" if policy.rule is None else f", skip rule {type(policy.rule).__name__}"
         lines.append(f"policy {type(policy).__name__}{rule}, optimizer {outline.optimizer}")
-        of_tables = [*outline.table_optimizers.items()][:MOST_TABLES]
-        lines += [f"optimizer of {name}: {optimizer}" for name, optimizer in of_tables]
         return "\n".join(lines)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
         tensors = self.rows.to_tensors(separate=self._separate)
         destination.update({prefix + name: tensor for name, tensor in tensors.items()})
 
@@ -448,13 +444,13 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, optimizer: RowsOptimizer, planned: Planned, work: GroupBatch) -> Tensor:
-        ctx.optimizer, ctx.planned, ctx.work = optimizer, planned, work
+        ctx.anchor, ctx.optimizer, ctx.planned, ctx.work = anchor, optimizer, planned, work
         return work.pool()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
         ctx.optimizer.take_gradients(ctx.planned, ctx.work, gradients[0])
-        return None, None, None, None
+        return torch.zeros_like(ctx.anchor), None, None, None  # DistributedDataParallel waits for a gradient of each
 
 
 def _table_text(table: TableConfig) -> str:

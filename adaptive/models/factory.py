@@ -7,7 +7,6 @@ may have the parameters `num_dense`, `num_features`, `embedding_dim`, `inputs` (
 """
 
 import inspect
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -19,18 +18,13 @@ from adaptive.config import explain
 from adaptive.errors import ConfigError, suggestion
 from adaptive.models.dense import assembly
 from adaptive.models.dense.base import Inputs
-from adaptive.models.dense.layers import seed_dropouts
-from adaptive.models.dense.two_tower import dense_names
 from adaptive.models.model_settings import (
     OPTIONS,
+    DINConfig,
     ModelConfig,
-    MultiTaskConfig,
     RowsConfig,
-    SequenceConfig,
-    TwoTowerConfig,
     parse_mlp,
 )
-from adaptive.models.tasks import tasks_of
 from adaptive.plugins import installed_models, load_model_class
 
 OFFERED: Final = ("num_dense", "num_features", "embedding_dim", "inputs", "seed")
@@ -97,19 +91,13 @@ def make_model(name: str, config: AnyConfig, inputs: Inputs, *, seed: int) -> nn
     if isinstance(config, CustomConfig):
         model = _make_custom(_custom_class(name), config, inputs, seed=seed)
     else:
-        if isinstance(config, TwoTowerConfig):
-            _check_towers(config, inputs)
-        if isinstance(config, MultiTaskConfig):
-            _check_labels(config, inputs)
-        if isinstance(config, SequenceConfig):
-            _check_one_width(name, config, inputs)
+        if isinstance(config, DINConfig):
+            _check_one_width(config, inputs)
         try:
             model = assembly.build_model(name, config, inputs, seed=seed)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    model = assembly.widened(model, config, inputs, seed=seed)
-    seed_dropouts(model, seed)
-    return model
+    return assembly.widened(model, config, inputs, seed=seed)
 
 
 def checked(kind: type[M], name: str, options: Mapping[str, Any]) -> M:
@@ -120,62 +108,13 @@ def checked(kind: type[M], name: str, options: Mapping[str, Any]) -> M:
         raise ConfigError(explain(kind, error, table=name)) from error
 
 
-def _check_towers(config: TwoTowerConfig, inputs: Inputs) -> None:
-    tables = list(dict.fromkeys(inputs.tables))
-    user, item = set(config.user_tables), set(config.item_tables)
-    if not user:
-        raise ConfigError(
-            f"model.user_tables: expected tables among {', '.join(tables)}, got none. Name those of the user, such as "
-            f"--set 'model.user_tables=[\"{tables[0]}\"]'."
-        )
-    _check_names("model.user_tables", "tables", config.user_tables, tables)
-    _check_names("model.item_tables", "tables", config.item_tables, tables)
-    if user & item:
-        both = ", ".join(sorted(user & item))
-        raise ConfigError(f"model.item_tables: expected tables that are not in user_tables, got {both}. Remove them.")
-    if not set(tables) - user:
-        raise ConfigError("model.user_tables: expected at least one other table for the item, got all. Remove one.")
-    if item and (left := [table for table in tables if table not in user | item]):
-        raise ConfigError(
-            f"model.item_tables: expected all tables that are not the user's, got none of {', '.join(left)}. Add them, "
-            "or leave item_tables empty."
-        )
-    _check_names("model.item_dense", "dense inputs", config.item_dense, dense_names(inputs))
-    if config.loss == "in_batch_softmax":
-        _check_ranked(config, inputs)
-
-
-def _check_ranked(config: TwoTowerConfig, inputs: Inputs) -> None:
-    """Raise ConfigError unless one feature of the item is its id, and all tables fit."""
-    where = "model.loss = in_batch_softmax"
-    items = [table for table in inputs.tables if table not in config.user_tables]
-    _check_names("model.item_id", "tables of the item", [config.item_id] if config.item_id else [], items)
-    if items.count(config.item_id or items[0]) > 1 or (config.item_id is None and len(items) > 1):
-        features = [table if count == 1 else f"{count} of {table}" for table, count in Counter(items).items()]
-        raise ConfigError(
-            f"{where}: expected one feature that is the item's id, got {', '.join(features)}. Set model.item_id to its "
-            "table, name the tables of users in model.user_tables, and give the item one value a sample."
-        )
-    if config.feature_norm != "none" or any(width != config.embedding_dim for width in config.widths.values()):
-        raise ConfigError(f"{where}: expected feature_norm = none and tables of one width, got others. Remove them.")
-
-
-def _check_one_width(name: str, config: SequenceConfig, inputs: Inputs) -> None:
+def _check_one_width(config: DINConfig, inputs: Inputs) -> None:
     other = [f"{table}={width}" for table, width in config.widths.items() if width != config.embedding_dim]
     if inputs.sequences and other:
         raise ConfigError(
-            f"model.widths: expected tables of one width for model {name} with columns of sequences, got "
+            "model.widths: expected tables of one width for model din with columns of sequences, got "
             f"{', '.join(other)} and embedding_dim={config.embedding_dim}. Remove the widths."
         )
-
-
-def _check_labels(config: MultiTaskConfig, inputs: Inputs) -> None:
-    if len(inputs.labels) < 2:
-        raise ConfigError(
-            "model multi-task: expected samples with several labels, got one. Name more columns in the schema "
-            "([[more_labels]]), or set data.synthetic.labels for the built-in stream."
-        )
-    _check_names("model.loss_weights", "labels", config.loss_weights, inputs.labels)
 
 
 # -- user-defined models ---------------------------------------------------------------------------------------------
@@ -249,7 +188,7 @@ def offered_to(cls: type[nn.Module]) -> list[str]:
 
 
 def _try(model: nn.Module, width: int, inputs: Inputs) -> None:
-    tasks, name = tasks_of(model), type(model).__name__
+    name = type(model).__name__
     dense, pooled = torch.zeros(2, inputs.num_dense), torch.zeros(2, inputs.num_features, width)
     where = f"model {name}: forward of dense {tuple(dense.shape)} and pooled {tuple(pooled.shape)}"
     was_training = model.training
@@ -261,12 +200,11 @@ def _try(model: nn.Module, width: int, inputs: Inputs) -> None:
         raise ConfigError(f"{where}: expected logits, got an error: {_text(error)}") from error
     finally:
         model.train(was_training)
-    expected = (2,) if tasks is None else (2, len(tasks.names))
-    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != expected:
+    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2,):
         is_tensor = isinstance(logits, torch.Tensor)
         shape = f"a tensor {tuple(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
         hint = " End forward with .squeeze(1)." if is_tensor and tuple(logits.shape) == (2, 1) else ""
-        raise ConfigError(f"{where}: expected a tensor {expected} of logits, got {shape}.{hint}")
+        raise ConfigError(f"{where}: expected a tensor (2,) of logits, got {shape}.{hint}")
     if not logits.is_floating_point():
         raise ConfigError(f"{where}: expected logits, which are floats, got {logits.dtype}. Return floats.")
 

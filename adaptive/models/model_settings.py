@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -71,25 +71,9 @@ class RowsConfig(Config):
         )
 
 
-Loss = Literal["log", "mse", "softmax", "in_batch_softmax"]
-
-
 class ModelConfig(RowsConfig):
     """Settings of every built-in model."""
 
-    LOSSES: ClassVar[tuple[Loss, ...]] = ("log", "mse")
-
-    loss: Loss = Field(
-        default="log",
-        description="log: log loss of labels 0 and 1; mse: squared error of labels that are any numbers; softmax "
-        "(multi-task): of the one label of a sample that is 1; in_batch_softmax (two-tower): of the item of each "
-        "sample with label 1 among the items of the batch",
-    )
-    feature_norm: Literal["none", "batch", "layer"] = Field(
-        default="none",
-        description="normalization of pooled vectors; batch: over the samples of a batch, running statistics in "
-        "evaluation; layer: over the width of each vector",
-    )
     dropout: float = Field(
         default=0.0,
         ge=0,
@@ -100,12 +84,6 @@ class ModelConfig(RowsConfig):
         default=False,
         description="compute matrix products of the dense part in bfloat16; weights and logits stay float32",
     )
-
-    @model_validator(mode="after")
-    def _fitting_loss(self) -> Self:
-        if self.loss not in self.LOSSES:
-            raise ValueError(f"expected loss = {' or '.join(self.LOSSES)} for this model, got {self.loss}")
-        return self
 
 
 class TowerConfig(ModelConfig):
@@ -181,63 +159,6 @@ class DeepFMConfig(ModelConfig):
         return self
 
 
-class TwoTowerConfig(ModelConfig):
-    """Settings of two towers, of a user and an item."""
-
-    LOSSES = ("log", "mse", "in_batch_softmax")
-
-    user_tables: tuple[str, ...] = Field(default=(), description="tables of the user's tower; required")
-    item_tables: tuple[str, ...] = Field(
-        default=(), description="tables of the item's tower; empty: all that are not the user's"
-    )
-    item_id: str | None = Field(
-        default=None,
-        description="in_batch_softmax: table of the item's ids, all of which are ranked; null: the item's only one",
-    )
-    item_dense: tuple[str, ...] = Field(
-        default=(), description="names of the dense inputs of the item's tower; all others are the user's"
-    )
-    tower_mlp: LayerSizes = Field(
-        default=(64, 32), description="layer sizes of each tower without its input; the last is that of both vectors"
-    )
-    unit_vectors: bool = Field(default=False, description="scale both vectors to length 1 before their dot product")
-    temperature: float = Field(default=1.0, gt=0, description="divisor of the dot product")
-    logq: bool = Field(
-        default=True,
-        description="in_batch_softmax: subtract the log of an item's share of all samples so far from its scores",
-    )
-
-
-class MultiTaskConfig(ModelConfig):
-    """Settings of a model of several labels."""
-
-    LOSSES = ("log", "softmax")
-
-    sharing: Literal["bottom", "mmoe"] = Field(
-        default="mmoe", description="bottom: all labels share an MLP; mmoe: each label mixes the experts"
-    )
-    shared_mlp: LayerSizes = Field(
-        default=(128, 64), description="layer sizes of the shared MLP, or of each expert, without its input"
-    )
-    experts: int = Field(default=4, ge=1, le=256, description="experts of mmoe")
-    task_mlp: LayerSizes = Field(
-        default=(32,), description="layer sizes of each label's MLP, without its input and its output of 1"
-    )
-    loss_weights: dict[str, float] = Field(
-        default_factory=dict, description="label -> weight of its loss; the default is 1"
-    )
-
-    @model_validator(mode="after")
-    def _weights(self) -> "MultiTaskConfig":
-        if bad := [name for name, weight in self.loss_weights.items() if weight < 0]:
-            raise ValueError(f"expected loss_weights of 0 or more, got less for {', '.join(bad)}")
-        if self.loss == "softmax" and self.loss_weights:
-            raise ValueError(
-                "expected no loss_weights with loss = softmax, which has one loss for all labels, got some"
-            )
-        return self
-
-
 class TBSMConfig(TowerConfig):
     """Settings of a TBSM and its DLRM (`bottom_mlp`, `top_mlp`, `interaction`), as in RMC1."""
 
@@ -261,52 +182,24 @@ class TBSMConfig(TowerConfig):
         return self
 
 
-class SequenceConfig(ModelConfig):
-    """Settings of every model that attends to sequences."""
+class DINConfig(ModelConfig):
+    """Settings of a DIN, which attends to sequences."""
 
     deep_mlp: LayerSizes = Field(
         default=(128, 64), description="layer sizes of the MLP that judges, without its input and its output of 1"
     )
-
-    @model_validator(mode="after")
-    def _not_normalized(self) -> "SequenceConfig":
-        if self.feature_norm != "none":
-            raise ValueError(f"expected feature_norm = none for models of sequences, got {self.feature_norm}")
-        return self
-
-
-class DINConfig(SequenceConfig):
-    """Settings of a DIN."""
-
     attention_mlp: LayerSizes = Field(
         default=(32, 16), description="hidden layer sizes of the MLP that weights a step of a sequence"
     )
-
-
-class HSTUConfig(SequenceConfig):
-    """Settings of an HSTU."""
-
-    attention_layers: int = Field(default=2, ge=1, le=64, description="layers of attention")
-    heads: int = Field(default=2, ge=1, description="attention heads; a divisor of embedding_dim")
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> "HSTUConfig":
-        if self.embedding_dim % self.heads:
-            raise ValueError(f"expected heads that divide embedding_dim = {self.embedding_dim}, got {self.heads}")
-        return self
 
 
 OPTIONS: Final[dict[str, type[ModelConfig]]] = {
     "dlrm": DLRMConfig,
     "dcn": DCNConfig,
     "deepfm": DeepFMConfig,
-    "two-tower": TwoTowerConfig,
-    "multi-task": MultiTaskConfig,
     "tbsm": TBSMConfig,
     "din": DINConfig,
-    "hstu": HSTUConfig,
 }
 BUILT_IN_DATA: Final[dict[str, dict[str, str | int]]] = {
-    **{model: {"data": "sequences"} for model in ("tbsm", "din", "hstu")},
-    "multi-task": {"data.synthetic.labels": 2},
+    **{model: {"data": "sequences"} for model in ("tbsm", "din")},
 }  # default settings of the data for some models

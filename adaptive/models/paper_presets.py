@@ -12,11 +12,9 @@ Every bag has `lookups` ids; papers give a mean.
 | syn-m1, syn-m2 | Hotline, first version (arXiv 2204.05436v1), figure 20; not the SYN models of FAE's table 8 |
 | m1prod, m2prod, m3prod | Acun et al. (arXiv 2011.05497, HPCA 2021), table II |
 | mlperf | facebookresearch/dlrm, its command for MLPerf (Criteo Terabyte) |
-| yambda-50m | Yambda-50M (Ploshkin et al., arXiv 2505.22238): users, tracks, listens; an HSTU, a window of time a day |
-| yambda-5b | MLPerf's HSTU on Yambda-5B: 600 GB of rows; for `--dry-run` |
 
-`ours` lists choices that are not from the source. RMC1 also sets its optimizer. The tables of RMC1 and of the Yambda
-presets are those of `data.sequences`.
+`ours` lists choices that are not from the source. RMC1 also sets its optimizer. Its tables are those of
+`data.sequences`.
 """
 
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Preset:
-    """The shape of a model. MLPs are without their inputs; empty if the model has none."""
+    """The shape of a model. MLPs are without their inputs."""
 
     bottom_mlp: str
     top_mlp: str
@@ -48,10 +46,10 @@ class Preset:
             "data.synthetic.tables": self.tables,
             "data.synthetic.lookups": self.lookups,
         }
-        mlps = {"model.bottom_mlp": self.bottom_mlp, "model.top_mlp": self.top_mlp}
         return {
             "model.embedding_dim": self.embedding_dim,
-            **{name: sizes for name, sizes in mlps.items() if sizes},
+            "model.bottom_mlp": self.bottom_mlp,
+            "model.top_mlp": self.top_mlp,
             **({"data.history": self.steps - 1} if self.steps > 1 else stream),
             **self.more,
         }
@@ -71,20 +69,6 @@ _RMC1: dict[str, str | int | float] = {
     "optimizer.lr": 0.05,
     "dense_optimizer.name": "adagrad",
     "dense_optimizer.lr": 0.05,
-}
-
-_YAMBDA: dict[str, str | int | float] = {"model": "hstu", "optimizer.name": "rowwise_adagrad"}
-_YAMBDA_50M: dict[str, str | int | float] = {
-    "data.sequences.users": 10_000,
-    "data.sequences.items": 934_057,
-    "data.sequences.num_train": 46_467_212,
-    "data.sequences.days": 300,
-}
-_YAMBDA_5B: dict[str, str | int | float] = {
-    "data.sequences.users": 1_000_000,
-    "data.sequences.items": 291_990_000,
-    "data.sequences.categories": 10_000,
-    "data.sequences.num_train": 4_790_000_000,
 }
 
 PRESETS = {
@@ -117,29 +101,5 @@ PRESETS = {
         26,
         "facebookresearch/dlrm, command for MLPerf",
         "at most 40 million rows a table",
-    ),
-    "yambda-50m": Preset(
-        "",
-        "",
-        64,
-        1,
-        3,
-        "Yambda-50M (Ploshkin et al., arXiv 2505.22238)",
-        "10,000 users, 934,057 tracks, 46.5 million listens in 300 days",
-        ours="width, history, model size, categories, which the built-in stream draws",
-        steps=51,
-        more={**_YAMBDA, **_YAMBDA_50M},
-    ),
-    "yambda-5b": Preset(
-        "",
-        "",
-        512,
-        1,
-        3,
-        "MLPerf Training, HSTU on Yambda-5B (mlcommons/training#889)",
-        "293 million rows in 11 tables, 600 GB; histories of up to 4,096 events",
-        ours="as many rows in 3 tables; history, model size",
-        steps=101,
-        more={**_YAMBDA, **_YAMBDA_5B},
     ),
 }

@@ -115,9 +115,9 @@ def _nulls(data: DataRecord) -> list[str]:
 
 
 def ignored_names(run: LoadedRun) -> list[str]:
-    """Columns of the data that are no inputs (labels, time). Samples may contain them."""
+    """Columns of the data that are no inputs (label, weight, time). Samples may contain them."""
     schema = _data(run).get("schema") or {}
-    columns = [schema.get("label"), *schema.get("more_labels", ()), schema.get("time")]
+    columns = [schema.get("label"), schema.get("weight"), schema.get("time")]
     names = [str(column["column"]) for column in columns if column]
     return names or (["label"] if _data(run).get("format") == "criteo" else [])
 
@@ -149,16 +149,6 @@ def _matches(name: str, patterns: list[str]) -> bool:
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
-def _item_vectors(facts: ExportFacts) -> str:
-    if facts.model.get("loss") != "in_batch_softmax":
-        return ""
-    ending = "safetensors" if facts.tensors.endswith(".safetensors") else "npy"
-    return (
-        f"| `item_vectors.{ending}` | a vector for each row of the item's table; `model.user_vectors(samples)` returns "
-        "those of users, and their dot products rank items |\n"
-    )
-
-
 _RULE_TEXTS = {
     "row": "the value is the row",
     "hash": "upper 64 bits of rows * hash(key)",
@@ -186,7 +176,7 @@ but not the package that trained it.
     model = scoring.load(".")            # tables are mapped into memory, not read
     print(model.score([{_example(facts)}]))
 
-`score` takes values as they are in the data, and returns {_score_text(facts)}.
+`score` takes values as they are in the data, and returns {"the probability that the label is 1"}.
 `model(dense, bags)` takes rows and returns logits. On the command line, `python scoring.py < samples.jsonl` scores one
 JSON object per line and stops at the first line that it cannot score.
 
@@ -195,7 +185,7 @@ JSON object per line and stops at the first line that it cannot score.
 {_tensors(facts.tensors)}
 | `model.json` | shapes, features, rules that map values to rows |
 | `ids/` | keys of fitted vocabularies and of tables with keys, by row: `.npy`, int64 |
-{_item_vectors(facts)}{_code(facts)}
+{_code(facts)}
 ## Tables
 
 | tensor | table | rows | width |
@@ -241,15 +231,6 @@ def _kept(facts: ExportFacts) -> str:
         f"\n\nTraining kept {facts.keep_negatives:.6g} of the samples with label 0. Logits and scores are corrected "
         "for it: a\nprobability p becomes p / (p + (1 - p) / keep_negatives)."
     )
-
-
-def _score_text(facts: ExportFacts) -> str:
-    """Description of a score."""
-    if facts.model.get("loss") == "mse":
-        return "the number that the model predicts"
-    labels = facts.labels if facts.model["name"] in ("multi-task", "custom") else []
-    names = ", ".join(labels)
-    return f"the probability of each label being 1: {names}" if labels else "the probability that the label is 1"
 
 
 def _feature(feature: FeatureFacts, facts: ExportFacts) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NotRequired, TypedDict
+from typing import Any, BinaryIO, Final, TypedDict
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from adaptive.models import dense
 from adaptive.models.dense.assembly import Widened
 from adaptive.models.factory import CustomConfig, model_config, offered_to
 from adaptive.models.model_settings import OPTIONS
-from adaptive.models.tasks import loss_of
 from adaptive.serving import sample_values, scoring
 from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
 from adaptive.serving.sample_values import ExportFacts, TableFacts
@@ -31,7 +30,6 @@ from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
 from adaptive.training.components import inputs_of, torch_settings
 from adaptive.training.evaluation import evaluate
-from adaptive.training.ranking import item_vectors, ranking_model
 from adaptive.training.runs.loading import (
     NO_SETTINGS,
     LoadedRun,
@@ -58,7 +56,6 @@ class FormatQuality(TypedDict):
 
     auc: float | None
     log_loss: float | None
-    mse: NotRequired[float]
     table_bytes: int
 
 
@@ -165,7 +162,7 @@ def _check(run: LoadedRun, data: str, tables: Sequence[TableFacts]) -> dict[str,
             evaluation = evaluate(run.embeddings, run.model, batches, keep_negatives=run.shape.keep_negatives)
         table_bytes = sum(table.rows * table.width * value_bytes for table in tables)
         quality = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
-        qualities[row_dtype] = quality if evaluation.mse is None else {**quality, "mse": evaluation.mse}
+        qualities[row_dtype] = quality
     return qualities
 
 
@@ -182,25 +179,9 @@ def _fill(run: LoadedRun, tensors: str, row_dtype: str, folder: Path) -> None:
     for name, array in keys.items():
         write_array(folder / name, array, DISK)
     DISK.sync_directory(folder / "ids")
-    _write_item_vectors(run, folder, facts)
     write_text(folder / "model.json", json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n")
     write_text(folder / "README.md", page_text(facts))
     _write_code(run, folder)
-
-
-def _write_item_vectors(run: LoadedRun, folder: Path, facts: ExportFacts) -> None:
-    """Write the vectors of all items, for a search of nearest neighbors, if the model ranks items."""
-    model = ranking_model(run.model)
-    if model is None:
-        return
-    shape = (model.inputs.rows[model.item_id], model.config.tower_mlp[-1])
-    blocks = Blocks(
-        np.dtype(np.float32), shape, lambda: (part.cpu().numpy() for part in item_vectors(run.embeddings, model.eval()))
-    )
-    if facts.tensors == FORMATS["safetensors"]:
-        write_safetensors(folder / "item_vectors.safetensors", {"item_vectors": blocks})
-    else:
-        write_array(folder / "item_vectors.npy", blocks, DISK)
 
 
 def tensors_of(run: LoadedRun, facts: ExportFacts) -> dict[str, Blocks]:
@@ -270,7 +251,7 @@ def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     shared = {name: settings.pop(name) for name in CustomConfig.model_fields if name in settings}
     kind = type(run.model.model if isinstance(run.model, Widened) else run.model)
     code = {"file": CUSTOM_FILE, "class_name": kind.__name__, "offered": offered_to(kind)}
-    return {"name": "custom", "loss": loss_of(run.model), **code, **shared, "settings": settings}
+    return {"name": "custom", **code, **shared, "settings": settings}
 
 
 def facts_of(run: LoadedRun, tensors: str, row_dtype: str) -> tuple[ExportFacts, dict[str, NDArray[np.int64]]]:
@@ -288,7 +269,6 @@ def facts_of(run: LoadedRun, tensors: str, row_dtype: str) -> tuple[ExportFacts,
         dense=dense_facts(run),
         ignored=ignored_names(run),
         steps=run.shape.steps,
-        labels=list(run.shape.labels),
         model=_model_facts(run),
     )
     files = {f.vocabulary: keys[tables[f.table].name] for f in facts.features if f.vocabulary is not None}

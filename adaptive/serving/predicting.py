@@ -1,7 +1,7 @@
 """Score all samples of some data; write the scores to csv, npy or parquet."""
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.errors import ConfigError, InputError, OutputError
-from adaptive.models.tasks import tasks_of
 from adaptive.storage.durable import replace_file
 from adaptive.training.components import torch_settings
 from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, data_of, evaluation_batches, load_with
@@ -18,7 +17,6 @@ from adaptive.training.telemetry.report import SCHEMA
 DRAWN: Final = ("user_items", "taobao")  # formats with sampled negatives: a sample is no line of the data
 Scores = Iterable[NDArray[np.float32]]
 COLUMN: Final = "score"
-COLUMNS: Final = (COLUMN,)
 
 
 def predict_run(
@@ -34,13 +32,13 @@ def predict_run(
 
     Args:
         out: a file that ends in .csv (column `score`), .parquet (the same; requires pyarrow) or .npy (float32). It is
-            replaced atomically. A model with several labels gives a column for each, `score_<label>`.
+            replaced atomically.
         data: None: the evaluation part of the run's data; or others, see `adaptive.training.runs.loading.data_of`.
             They need no label column. No line may be bad unless `settings` allow it.
         settings: as in `evaluate_run`.
 
     Returns:
-        `run_dir`, `data`, `out`, `samples` and `mean_score` (of the first label; all are in `mean_scores`).
+        `run_dir`, `data`, `out`, `samples` and `mean_score`.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
@@ -54,20 +52,17 @@ def predict_run(
     with load_with(Path(run_directory), {**strict, **settings}) as run:
         _refuse_drawn(run, data)
         dataset = data_of(run, data, may_lack_labels=True)
-        mean, tasks = _Mean(), tasks_of(run.model)
-        columns = columns_of(tasks.names if tasks else ())
+        mean = _Mean()
         with torch_settings(run.config):
             scores = _at_least_one(mean.of(run.predict(evaluation_batches(run, dataset))), run, data)
-            samples = write_scores(path, scores, columns)
-        means = {column: total / samples for column, total in zip(columns, mean.totals, strict=True)}
+            samples = write_scores(path, scores)
         return {
             "schema": SCHEMA,
             "run_dir": str(run.path),
             "data": data or run.config.data,
             "out": str(path),
             "samples": samples,
-            "mean_score": means[columns[0]],
-            **({"mean_scores": means} if len(means) > 1 else {}),
+            "mean_score": mean.total / samples,
         }
 
 
@@ -75,11 +70,11 @@ class _Mean:
     """Sums scores as they pass."""
 
     def __init__(self) -> None:
-        self.totals = np.zeros(1)  # one per column
+        self.total = 0.0
 
     def of(self, parts: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         for part in parts:
-            self.totals = self.totals + part.reshape(len(part), -1).sum(axis=0, dtype=np.float64)
+            self.total += float(part.sum(dtype=np.float64))
             yield part
 
 
@@ -120,45 +115,35 @@ def check_scores_file(path: Path) -> None:
         raise ConfigError(f"expected an existing folder, got {path.parent} (--out). Create it, or choose another file")
 
 
-def columns_of(labels: Sequence[str]) -> tuple[str, ...]:
-    """Names of the columns of scores; without labels the one column `score`."""
-    return tuple(f"{COLUMN}_{label}" for label in labels) or COLUMNS
-
-
-def write_scores(path: Path, scores: Scores, columns: Sequence[str] = COLUMNS) -> int:
-    """Write scores, replacing the file atomically; return the number of samples.
-
-    Args:
-        scores: (B,), or (B, T) for several columns; npy keeps these shapes.
+def write_scores(path: Path, scores: Scores) -> int:
+    """Write scores, (B,) each, replacing the file atomically; return the number of samples.
 
     Raises:
         OutputError: if the file cannot be written.
     """
     counts: list[int] = []
     try:
-        replace_file(path, lambda file: counts.append(_WRITERS[path.suffix](file, scores, columns)))
+        replace_file(path, lambda file: counts.append(_WRITERS[path.suffix](file, scores)))
     except OSError as error:
         raise OutputError(f"{path} could not be written: {error}") from error
     return counts[0]
 
 
-def _write_csv(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
+def _write_csv(file: BinaryIO, scores: Scores) -> int:
     """Write a header and a line per sample; nine digits restore each float32 exactly."""
     count = 0
-    file.write(f"{','.join(columns)}\n".encode())
+    file.write(f"{COLUMN}\n".encode())
     for part in scores:
-        rows = part.reshape(len(part), -1).tolist()
-        file.write("".join(",".join(f"{score:.9g}" for score in row) + "\n" for row in rows).encode())
+        file.write("".join(f"{score:.9g}\n" for score in part.tolist()).encode())
         count += len(part)
     return count
 
 
-def _write_npy(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
+def _write_npy(file: BinaryIO, scores: Scores) -> int:
     """Write the values, then the header in front of them: it holds the number of samples."""
 
     def write_header(count: int) -> None:
-        shape = (count, len(columns)) if len(columns) > 1 else (count,)
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count,)}
         np.lib.format.write_array_header_1_0(file, header)  # padded, so its length does not depend on `count`
 
     count = 0
@@ -172,22 +157,20 @@ def _write_npy(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
     return count
 
 
-def _write_parquet(file: BinaryIO, scores: Scores, columns: Sequence[str]) -> int:
-    """Write columns of float32, a row group per batch."""
+def _write_parquet(file: BinaryIO, scores: Scores) -> int:
+    """Write a column of float32, a row group per batch."""
     import pyarrow
     import pyarrow.parquet
 
-    schema, count = pyarrow.schema([(name, pyarrow.float32()) for name in columns]), 0
+    schema, count = pyarrow.schema([(COLUMN, pyarrow.float32())]), 0
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for part in scores:
-            parts = part.reshape(len(part), -1).T
-            arrays = {name: pyarrow.array(values) for name, values in zip(columns, parts, strict=True)}
-            writer.write_table(pyarrow.table(arrays, schema=schema))
+            writer.write_table(pyarrow.table({COLUMN: pyarrow.array(part)}, schema=schema))
             count += len(part)
     return count
 
 
-_Writer = Callable[[BinaryIO, Scores, Sequence[str]], int]
+_Writer = Callable[[BinaryIO, Scores], int]
 _WRITERS: Final[dict[str, _Writer]] = {
     ".csv": _write_csv,
     ".parquet": _write_parquet,

@@ -108,7 +108,6 @@ class ExportFacts:
     dense: Sequence[DenseFacts]
     ignored: Sequence[str]
     steps: int
-    labels: Sequence[str]
     model: Mapping[str, Any]
     row_dtype: str = "float32"
     keep_negatives: float = 1.0

@@ -4,12 +4,12 @@ Each export has a copy of this file.
 
     import scoring
     model = scoring.load("DIR")                                    # the folder of the export
-    model.score([{"user": "4711", "price": 3.5, "tags": ["a"]}])   # probabilities that labels are 1
+    model.score([{"user": "4711", "price": 3.5, "tags": ["a"]}])   # the probability that the label is 1
     model(dense, bags)                                             # logits from rows
 
 As a program: `python DIR/scoring.py < samples.jsonl` prints a score per line.
 
-Letters: B samples, F features, D width of an embedding vector, N lookups of one feature, T labels.
+Letters: B samples, F features, D width of an embedding vector, N lookups of one feature.
 """
 
 import importlib
@@ -101,7 +101,7 @@ class Model(nn.Module):
         self.dense: Any = dense_part(facts, folder)  # a module of the export's own code
 
     def forward(self, dense: Tensor, bags: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return logits (B,), or (B, T) for several labels.
+        """Return logits (B,).
 
         Args:
             dense: transformed dense inputs (B, dense inputs) float32.
@@ -143,7 +143,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def score(self, samples: "Sequence[Sample]") -> list[Any]:
-        """Return the probability of label 1, or a list of all labels', for each sample; with loss = mse the number.
+        """Return the probability of label 1 for each sample.
 
         A sample maps names of features and dense inputs to values as in the data; a bag is a list of values, or a text
         with the data's separator between them. Absent and empty values are missing.
@@ -154,23 +154,8 @@ class Model(nn.Module):
         if not samples:
             return []
         outputs = self(*self.inputs(samples)).double()
-        scores: list[Any] = (outputs if self._predicts_numbers else torch.sigmoid(outputs)).tolist()
+        scores: list[float] = torch.sigmoid(outputs).tolist()
         return scores
-
-    @torch.no_grad()
-    def user_vectors(self, samples: "Sequence[Sample]") -> Tensor:
-        """Return the user vector (B, E) of each sample, for a model that ranks items by their dot products with it.
-
-        A sample needs values of the item's features as well; they do not count.
-
-        Raises:
-            ValueError: for another model, an unknown name, or a value of the wrong kind.
-        """
-        if not getattr(self.dense, "ranks_items", False):
-            raise ValueError("expected a model with loss = in_batch_softmax, got another. Use score()")
-        dense, bags = self.inputs(samples)
-        users: Tensor = self.dense.user_vectors(dense, self._vectors(bags))
-        return users
 
     def inputs(self, samples: "Sequence[Sample]") -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Return the arguments of `forward` for samples as `score` takes them; ValueError as there."""
@@ -199,9 +184,7 @@ def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
         num_dense=len(facts.dense),
         dense_names=tuple(dense.name for dense in facts.dense),
         steps=facts.steps,
-        labels=tuple(facts.labels),
         sequences={n: feature.max_length for n, feature in enumerate(facts.features) if feature.max_length},
-        rows=tuple(facts.tables[feature.table].rows for feature in facts.features),
     )
     if config.name == "custom":
         values = assembly.offered(inputs, config.embedding_dim, seed=0)

@@ -25,14 +25,12 @@ from adaptive.embeddings.planning.sizing import held_rows
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.rows_optimizer import without_compiler
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import ConfigError
-from adaptive.models.dense.attention import SequenceModel
+from adaptive.models.dense.attention import DIN
 from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.dlrm import TBSM
 from adaptive.models.factory import AnyConfig, checked, make_model, model_config, options_of, rows_config
-from adaptive.models.model_settings import SequenceConfig, TwoTowerConfig
-from adaptive.models.tasks import loss_of
-from adaptive.optim import row_optimizer, table_optimizers
+from adaptive.models.model_settings import DINConfig
+from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, arranges, calibrates
 
@@ -57,10 +55,6 @@ class Components:
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
-    @property
-    def loss(self) -> str:
-        return loss_of(self.model)
-
 
 @dataclass(frozen=True)
 class ComponentsOutline:
@@ -69,7 +63,6 @@ class ComponentsOutline:
     tables: tuple[TableConfig, ...]
     embeddings: Outline
     dense_parameters: int
-    loss: str
 
 
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
@@ -148,31 +141,17 @@ def build(
     """
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
-    ranked = shape if isinstance(shape, TwoTowerConfig) and shape.loss == "in_batch_softmax" else None
-    if ranked is not None:
-        keyed = [table for table in dataset.key_rules if table not in ranked.user_tables]
-        if keyed:
-            raise ConfigError(
-                f"model.loss = in_batch_softmax: expected items with a row each, got keys for table {keyed[0]!r}, "
-                "which get and lose rows. Give the table num_embeddings, hash_rows or a vocabulary."
-            )
     tables = _tables_of(dataset, shape)
     embeddings = TieredEmbeddingBag(
         tables,
         _sized_tier(config, sample),
         policy=make_policy(config.policy, config.policy_options),
         optimizer=row_optimizer(config.optimizer),
-        table_optimizers=table_optimizers(config.optimizer),
         skip=config.skip,
         seed=config.seed,
         ranks=ranks,
     )
     try:
-        if ranked is not None and ranks.blocks > 1 and embeddings.device.type != "cpu":
-            raise ConfigError(
-                "model.loss = in_batch_softmax: expected a device tier on the CPU with several ranks or blocks, got "
-                f"{embeddings.device}. Train in one process, or set tier.device=cpu."
-            )
         model = embeddings.runtime.with_room(
             lambda: make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
         )
@@ -190,13 +169,13 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
     shape = model_config(config.model, config.model_options, inputs)
     tables = _tables_of(dataset, shape)
     tier, policy = _sized_tier(config, sample), make_policy(config.policy, config.policy_options)
-    optimizer, of_tables = row_optimizer(config.optimizer), table_optimizers(config.optimizer)
-    check_arguments(tables, tier, optimizer, config.skip, of_tables)
+    optimizer = row_optimizer(config.optimizer)
+    check_arguments(tables, tier, optimizer, config.skip)
     skip = with_rule(policy, config.skip)
-    embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed, table_optimizers=of_tables)
+    embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed)
     model = make_model(config.model, shape, inputs, seed=config.seed)
     num_weights = sum(weight.numel() for weight in model.parameters())
-    return ComponentsOutline(tables, embeddings, num_weights, loss_of(model))
+    return ComponentsOutline(tables, embeddings, num_weights)
 
 
 def _sized_tier(config: TrainConfig, sample: Sequence[Batch]) -> TierConfig:
@@ -216,16 +195,13 @@ def inputs_of(dataset: Dataset | DataShape) -> Inputs:
     shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
     sequences = {number: shape.sequences[feature.name] for number, feature in enumerate(shape.features)
                  if feature.name in shape.sequences}  # fmt: skip
-    rows = tuple(feature.num_embeddings for feature in shape.features)
     return Inputs(
         shape.tables,
         shape.num_dense,
         shape.dense_names,
         shape.steps,
-        shape.labels,
         shape.widths,
         sequences,
-        rows,
         shape.row_dtypes,
     )
 
@@ -247,7 +223,7 @@ def dense_weights(config: TrainConfig, dataset: Dataset | DataShape) -> int:
 def model_flops(model: nn.Module, steps: int) -> float:
     """`dense_flops` of a built model; a model of sequences computes all steps of a sample, at most."""
     weights = {name: weight.numel() for name, weight in model.named_parameters() if weight.ndim == 2}
-    if isinstance(model, SequenceModel):
+    if isinstance(model, DIN):
         once = sum(number for name, number in weights.items() if name.startswith("deep."))
         return 6.0 * (once + model.max_steps * (sum(weights.values()) - once))
     return 6.0 * (steps if isinstance(model, TBSM) else 1) * sum(weights.values())
@@ -266,7 +242,7 @@ def study_tables(config: TrainConfig, dataset: Dataset, embedding_dim: int) -> t
 
 def _unpooled_tables(dataset: Dataset | DataShape, shape: type[AnyConfig]) -> set[str]:
     """Return the tables whose vectors a model of sequences takes one by one."""
-    if not issubclass(shape, SequenceConfig):
+    if not issubclass(shape, DINConfig):
         return set()
     names = zip(dataset.features, tables_of(dataset), strict=True)
     return {table for feature, table in names if feature.name in dataset.sequences}

@@ -27,7 +27,7 @@ def explain_loss(
     Args:
         what: step and value, such as `step 7: the loss is nan`.
         batch: batch with this loss.
-        logits: (B,), or (B, T) for several labels.
+        logits: (B,).
         pooled: embedding vectors (B, F, D), or (B, sum of widths) or of sequences, whose features are not named.
         model: its weights are checked too.
     """
@@ -59,8 +59,8 @@ def explain_gradients(what: str, batch: Batch, *, parameters: list[str], feature
 
 
 def where_not_finite(what: str, logits: NDArray[np.float32], batch: Batch) -> NonFiniteError:
-    """Return the error for logits (B,) or (B, T) that are not finite, or whose sum overflowed."""
-    samples = np.flatnonzero(~np.isfinite(logits).reshape(len(logits), -1).all(axis=1)).tolist()
+    """Return the error for logits (B,) that are not finite, or whose sum overflowed."""
+    samples = np.flatnonzero(~np.isfinite(logits)).tolist()
     if samples:
         places = _few([_place(batch, sample) for sample in samples])
         where = f"{len(samples)} of {len(logits)} predictions are not finite, at {places}"

@@ -4,7 +4,7 @@ The streaming classes use constant memory and do not depend on the order of samp
 samples in total.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -124,12 +124,13 @@ class StreamingLogLoss:
         return self.probability_sum / self.positive_weight if self.positive_weight else None
 
 
-def exact_auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
+def exact_auc(scores: ArrayLike, labels: ArrayLike, weights: NDArray[np.floating] | None = None) -> float | None:
     """Return the AUC by sorting, ties one half; None for one class only.
 
     Args:
         scores: (n,) floats; logits have fewer ties than float32 probabilities.
         labels: (n,) 0 or 1 of any type.
+        weights: (n,) of the samples, at least 0; all are 1 by default.
 
     Raises:
         ValueError: for scores that are NaN, labels other than 0 and 1, or lengths that differ.
@@ -139,9 +140,10 @@ def exact_auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
         return None
     order = np.argsort(values)
     values, positive = values[order], positive[order]
+    each = np.ones(len(values)) if weights is None else weights[order].astype(np.float64)
     starts = np.concatenate(([0], np.flatnonzero(values[1:] != values[:-1]) + 1))
-    positives = np.add.reduceat(positive.astype(np.int64), starts)
-    sizes = np.diff(starts, append=len(values))
+    positives = np.add.reduceat(each * positive, starts)
+    sizes = np.add.reduceat(each, starts)
     return _area(negatives=sizes - positives, positives=positives)
 
 
@@ -184,9 +186,9 @@ def grouped_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> tupl
     return float(np.dot(areas, weights) / weights.sum()), len(both)
 
 
-def _area(*, negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float | None:
-    """Share of ordered (positive, negative) pairs, ties half, from counts by score."""
-    num_negatives, num_positives = int(negatives.sum()), int(positives.sum())
+def _area(*, negatives: NDArray[Any], positives: NDArray[Any]) -> float | None:
+    """Share of ordered (positive, negative) pairs, ties half, from counts or weights by score."""
+    num_negatives, num_positives = float(negatives.sum()), float(positives.sum())
     if not num_negatives or not num_positives:
         return None
     below = np.cumsum(negatives) - negatives

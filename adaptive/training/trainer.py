@@ -9,7 +9,7 @@ for planned in embeddings.look_ahead(batches, depth=depth):       read, plan, wr
 A batch in parts goes forward and backward part by part, followed by one update. The loss of a part is its samples'
 share of the batch's mean, so each sample has the same gradient as without parts, except for rounding that depends on
 the number of samples in a matrix product. Layers whose samples influence each other (batch normalization) would treat
-each part as a batch. If a layer sets `mixes_samples = True`, as `BatchFeatureNorm` does, batches are trained whole.
+each part as a batch. If a layer sets `mixes_samples = True`, batches are trained whole.
 
 Changes of buffers in a forward pass (running statistics) are undone if the batch is not trained or runs again.
 
@@ -36,13 +36,10 @@ from adaptive.embeddings.dense_step import dense_step
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.attention import SampleVectors
-from adaptive.models.dense.layers import at_step
-from adaptive.models.dense.two_tower import Items, TwoTower
-from adaptive.models.tasks import label_tensor, labels_of, log_losses, loss_of, tasks_of
+from adaptive.models.loss import log_loss
 from adaptive.system import running_out
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
-from adaptive.training.ranking import in_batch_loss, items_of, ranking_model, whole_batch_passes
 from adaptive.training.telemetry.recorder import Recorder
 
 # Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
@@ -58,14 +55,12 @@ class _Passed:
     parts: list[Planned]
     logits: list[Tensor]  # per part
     finite: bool = True  # all gradients are finite; False: perhaps not
-    items: Items | None = None  # of a model that ranks items: those of the whole batch
 
 
 class Trainer:
-    """Trains `model(dense, pooled)` and its embeddings on labels, by the mean of the model's loss (`loss_of`).
+    """Trains `model(dense, pooled)` and its embeddings on labels, by the mean log loss.
 
-    A model of T labels (`adaptive.models.tasks`) returns logits (B, T), and its loss is their weighted sum. A model for
-    tables of several widths (`adaptive.models.dense.assembly`) takes concatenated vectors.
+    A model for tables of several widths (`adaptive.models.dense.assembly`) takes concatenated vectors.
     The loss of each sample is multiplied by `Batch.extras["weight"]` (B,), if the batch has it.
     """
 
@@ -77,6 +72,7 @@ class Trainer:
         *,
         recorder: Recorder | None = None,
         set_rates: Callable[[int], None] = lambda step: None,
+        positive_weight: float = 1.0,
     ) -> None:
         """
         Args:
@@ -84,13 +80,14 @@ class Trainer:
             model: on `embeddings.device`.
             optimizer: for the model's parameters; rows have a separate one.
             recorder: records each step; default: one without sinks.
+            positive_weight: factor of the losses of samples with label 1, in addition to their weights.
             set_rates: called before each update with the number of trained steps.
         """
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
-        self.recorder.of_numbers = loss_of(model) == "mse"
-        self._set_rates = set_rates
-        self._tasks, self._loss, self._ranking = tasks_of(model), loss_of(model), ranking_model(model)
+        self._set_rates, self._positive_weight = set_rates, positive_weight
+        self._seed = torch.initial_seed() % 2**64
+        self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
         self._dense = dense_step(embeddings, model)
 
@@ -123,18 +120,14 @@ class Trainer:
         """
         name = f"step {self.recorder.steps + 1}"
         passed = self.embeddings.runtime.with_room(lambda: self._checked_passes(planned, name))
-        labels = planned.batch.labels if self._tasks is None else labels_of(planned.batch, self._tasks)
         with self.recorder.timed("update"):
             weights = np.asarray(planned.batch.extras.get("weight", ()), np.float32)
-            of_batch = self._dense.combine(planned, passed.losses, passed.logits, labels, weights)
+            of_batch = self._dense.combine(planned, passed.losses, passed.logits, planned.batch.labels, weights)
         self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"):
             update(self.optimizer)
         with self.recorder.timed("row_update"):
             self.embeddings.step()
-        if self._ranking is not None:
-            items = items_of(self._ranking, planned.batch) if passed.items is None else passed.items
-            self._ranking.count(items)
         self.recorder.step(*of_batch)
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:
@@ -148,8 +141,6 @@ class Trainer:
         self.optimizer.zero_grad()
         passed, losses, logits, sums_of_blocks = [], [], [], list[float]()
         self._dense.begin()
-        if self._ranking is not None and planned.is_share:
-            return self._finished(*self._whole_batch_passes(self._ranking, planned), planned)
         parts = self._in_one(planned) if self._mixes_samples and not planned.is_share else planned.parts()
         while (part := self._next_part(parts)) is not None:
             loss, logits_of_part = self._forward_backward(part)
@@ -157,44 +148,15 @@ class Trainer:
             losses.append(loss)
             logits.append(logits_of_part)
             sums_of_blocks += self._dense.take_gradients()
-        return self._finished(passed, losses, logits, sums_of_blocks, None, planned)
-
-    def _whole_batch_passes(
-        self, model: TwoTower, planned: Planned
-    ) -> tuple[list[Planned], list[Tensor], list[Tensor], list[float], Items]:
-        """Run the passes of a model whose samples are negatives of those of all ranks."""
-        parts, towers, sums = list(planned.parts()), list[tuple[Tensor, Tensor]](), list[float]()
-        with self.recorder.timed("forward"):
-            for part in parts:
-                samples = part.num_samples_of_all
-                at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
-                vectors = vectors_of(self.embeddings, self.model, part)
-                assert isinstance(vectors, Tensor)
-                towers.append(model.tower_vectors(part.dense, vectors))
-            results, items = whole_batch_passes(
-                model, self.embeddings.ranks, parts, towers, lambda: sums.extend(self._dense.take_gradients())
-            )
-        return parts, [loss for _, loss in results], [logits for logits, _ in results], sums, items
-
-    def _finished(
-        self,
-        passed: list[Planned],
-        losses: list[Tensor],
-        logits: list[Tensor],
-        sums_of_blocks: list[float],
-        items: Items | None,
-        planned: Planned,
-    ) -> _Passed:
-        """Return the results of the passes, after a wait for the device."""
         if not passed:  # this rank has no samples of the batch
-            return _Passed([], [], [], items=items)
+            return _Passed([], [], [])
         with self.recorder.timed("backward"):
             rows = [work.gradients for work in planned.works if work.gradients is not None]
             numbers = torch.stack([*losses, *sums_of_gradients(self.model, rows)])
             reserve_update_memory(self.optimizer, self.embeddings.device)
             values = numbers.tolist()
         finite = all(map(math.isfinite, values[len(losses) :] + sums_of_blocks))
-        return _Passed(values[: len(losses)], passed, logits, finite, items)
+        return _Passed(values[: len(losses)], passed, logits, finite)
 
     def _forward_backward(self, part: Planned) -> tuple[Tensor, Tensor]:
         """Return the part's share of the batch's loss, and its logits, after forward and backward."""
@@ -207,21 +169,27 @@ class Trainer:
 
     def _forward(self, part: Planned, vectors: Tensor | SampleVectors) -> tuple[Tensor, Tensor]:
         """Return the logits of a part, and its share of the batch's loss."""
-        samples, weights = part.num_samples_of_all, part.extras.get("weight")
-        at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
-        if self._ranking is not None:
-            assert isinstance(vectors, Tensor)
-            return in_batch_loss(self._ranking, part, vectors, weights)
-        logits: Tensor = self.model(part.dense, vectors)
+        with self._seeded(part) if self._has_dropout else contextlib.nullcontext():
+            logits: Tensor = self.model(part.dense, vectors)
+        weights = part.extras.get("weight")
+        if self._positive_weight != 1:
+            factors = 1 + (self._positive_weight - 1) * part.labels
+            weights = factors if weights is None else weights * factors
         weights = None if weights is None else weights.to(logits.dtype)
-        labels = self._labels(part)
-        return logits, log_losses(logits, labels, self._tasks, samples=samples, weights=weights, loss=self._loss)
+        return logits, log_loss(logits, part.labels, samples=part.num_samples_of_all, weights=weights)
 
-    def _labels(self, part: Planned) -> Tensor:
-        """Return labels (n,), or (n, T) for a model of T labels."""
-        if self._tasks is None:
-            return part.labels
-        return label_tensor(part.labels, part.extras, self._tasks)
+    @contextlib.contextmanager
+    def _seeded(self, part: Planned) -> Iterator[None]:
+        """Seed torch's generators, for dropout, by the run's seed, the step and the part; restore them afterwards.
+
+        So a resumed run, a batch that is run again, and any number of ranks with the same blocks drop the same values.
+        Models without dropout leave the generators alone: a loader may draw from them in the look-ahead thread.
+        """
+        device = self.embeddings.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            words = np.random.SeedSequence([self._seed, self.recorder.steps, part.first]).generate_state(1, np.uint64)
+            torch.manual_seed(int(words[0] >> np.uint64(1)))
+            yield
 
     def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
         for part, loss, logits in zip(passed.parts, passed.losses, passed.logits, strict=True):
@@ -253,8 +221,7 @@ class Trainer:
     def measure(self, planned: Planned) -> None:
         """Report the loss on samples of the batch that the policy held back, if there are any."""
         if planned.batch.held_back is not None:
-            quality = evaluate(self.embeddings, self.model, [planned.batch.held_back])
-            loss = quality.mse if self._loss == "mse" else quality.log_loss
+            loss = evaluate(self.embeddings, self.model, [planned.batch.held_back]).log_loss
             assert loss is not None
             self.embeddings.report_loss(planned, loss)
 
@@ -294,8 +261,7 @@ def update(optimizer: torch.optim.Optimizer) -> None:
 @contextlib.contextmanager
 def restoring_buffers_on_error(model: nn.Module) -> Iterator[None]:
     """Restore the model's buffers (running statistics) if the block fails."""
-    changing = [module for module in model.modules() if getattr(module, "changes_buffers", True)]
-    saved = [(buffer, buffer.clone()) for module in changing for buffer in module.buffers(recurse=False)]
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     except BaseException:

@@ -26,8 +26,8 @@ LEAST_SKIPPED: Final = 0.02  # share of the inputs: to take batches apart for fe
 class Predicted(SkipRule):
     """Skip predictable inputs, with inverse-probability weights in `Batch.extras["weight"]`.
 
-    The prediction is a logistic regression that learns from every input in the look-ahead. It needs labels from 0 to 1;
-    of several labels it predicts the first. Where it knows nothing, so that less than 2% would go, nothing is skipped.
+    The prediction is a logistic regression that learns from every input in the look-ahead. It needs labels from 0 to 1.
+    Where it knows nothing, so that less than 2% would go, nothing is skipped.
     Kept inputs fill batches whose size is the kept share of the original one, so a run takes as many steps as without
     skipping, each of them shorter.
 

@@ -106,7 +106,7 @@ def test_every_array_of_an_export_in_every_form(tmp_path: Path, monkeypatch: pyt
     usual suite draws two forms of each."""
     monkeypatch.chdir(tmp_path)
     given, rng = samples(lines(40, seed=7)), np.random.default_rng(SEED)
-    options = {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1), "feature_norm": "batch"}
+    options = {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)}
     export_run(trained(tmp_path, model_options=options), "served", to=to)
     expected, arrays, refused = scoring.load("served").score(given), stored_arrays(tmp_path / "served"), 0
     for name, array in arrays.items():

@@ -10,7 +10,6 @@ from test_invariance import OPTIMIZERS, Case, cases
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.kernels.vector.bfloat16 import BFLOAT16
 from adaptive.optim import RowOptimizer
 from adaptive.policies.device import Device
 from adaptive.policies.hybrid import Hybrid
@@ -26,7 +25,6 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2**-7}
 
 def assert_near(result: Trained, expected: Trained, optimizer: RowOptimizer, dtype: str = "float32") -> None:
     """Equal up to rounding, and finite."""
-    dtype = "bfloat16" if optimizer.stored_dtype == BFLOAT16 else dtype
     for name, weights in expected.weights.items():
         for array, wanted in ((result.weights[name], weights), (result.state[name], expected.state[name])):
             assert np.linalg.norm(array - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted), name

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.gpu_helpers import Running, Training, TwoLabels, reading_is_allowed, waiting_is_an_error
+from support.gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_error
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
@@ -78,15 +78,6 @@ def test_the_trainer_waits_once_a_step(device: str, dense: type[torch.optim.Opti
     with running.embeddings as embeddings:
         trainer = Trainer(embeddings, running.model, dense(running.model.parameters(), lr=0.01))  # type: ignore[call-arg]
         assert reads_of(trainer, training, training.batches()) == training.num_batches - WARM_UP
-
-
-def test_several_labels_cost_no_more_waits(device: str) -> None:
-    training = Training(device, LRU, RowwiseAdagrad())
-    batches = [replace(batch, extras={"bought": 1 - batch.labels}) for batch in training.batches()]
-    with training.open().embeddings as embeddings:
-        model = TwoLabels(1 + 3 * training.dim).to(embeddings.device)
-        trainer = Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.01))
-        assert reads_of(trainer, training, batches) == training.num_batches - WARM_UP
 
 
 def test_twice_the_steps_cost_no_more_waits(device: str) -> None:

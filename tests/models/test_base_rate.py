@@ -14,47 +14,41 @@ from adaptive import load_run
 from adaptive.batch import Batch
 from adaptive.models.dense.base import Inputs
 from adaptive.models.factory import make_model, model_config
+from adaptive.models.loss import BASE_RATE_SAMPLES, start_at_base_rate
 from adaptive.models.model_settings import OPTIONS
-from adaptive.models.tasks import BASE_RATE_SAMPLES, Tasks, start_at_base_rate
 from adaptive.training.runs import train_run
 
-SETTINGS: dict[str, dict[str, Any]] = {"two-tower": {"user_tables": ["user"]}, "deepfm": {"widths": {"item": 2}}}
+SETTINGS: dict[str, dict[str, Any]] = {"deepfm": {"widths": {"item": 2}}}
 OWN = "from torch import nn\n\nclass Mine(nn.Module):\n  def forward(self, dense, pooled): return pooled.sum((1, 2))"
 
 
 class Noting(torch.nn.Module):
     """Keeps the log odds it is given."""
 
-    def __init__(self, labels: tuple[str, ...] = ()) -> None:
-        super().__init__()
-        if labels:
-            self.tasks = Tasks(labels, (1.0,) * len(labels))
-
     def set_output_bias(self, logits: torch.Tensor) -> None:
         assert logits.dtype == torch.float32
         self.given = logits.tolist()
 
 
-def batch(labels: Any, **extras: Any) -> Batch:
-    made = {name: np.array(values, np.float32) for name, values in extras.items()}
-    return Batch.of(user=np.zeros(len(labels), np.int64), labels=np.array(labels, np.float32), extras=made)
+def batch(labels: Any) -> Batch:
+    return Batch.of(user=np.zeros(len(labels), np.int64), labels=np.array(labels, np.float32))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_bias_is_the_logit_of_nothing(name: str) -> None:
-    """With all other weights at zero, zero vectors give the log odds, of each label its own."""
-    steps, several = (3 if name in ("tbsm", "din", "hstu") else 1), name == "multi-task"
-    inputs = Inputs(("user", "item") * steps, 2 * steps, steps=steps, labels=("a", "b") if several else ())
+    """With all other weights at zero, zero vectors give the log odds."""
+    steps = 3 if name in ("tbsm", "din") else 1
+    inputs = Inputs(("user", "item") * steps, 2 * steps, steps=steps)
     config = model_config(name, {"embedding_dim": 4, **SETTINGS.get(name, {})}, inputs)
     model = make_model(name, config, inputs, seed=0)
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
-    logits = torch.tensor([-1.5, 2.0] if several else [-1.5])
+    logits = torch.tensor([-1.5])
     model.set_output_bias(logits)
     width = (4 + 2,) if name == "deepfm" else (2 * steps, 4)  # tables of other widths: vectors side by side
     actual = model(torch.randn(3, 2 * steps), torch.zeros(3, *width))
-    assert torch.equal(actual, logits.expand(3, 2) if several else logits.expand(3))
+    assert torch.equal(actual, logits.expand(3))
 
 
 @pytest.mark.parametrize(
@@ -65,12 +59,6 @@ def test_log_odds_of_few_labels(labels: list[float], expected: float) -> None:
     model = Noting()
     start_at_base_rate(model, [batch(labels[:1]), batch(labels[1:])])
     assert model.given == pytest.approx([expected])
-
-
-def test_each_label_has_its_own() -> None:
-    model = Noting(("click", "bought"))
-    start_at_base_rate(model, [batch([1, 1, 0], bought=[0, 0, 1])])
-    assert model.given == pytest.approx([math.log(2.5 / 1.5), math.log(1.5 / 2.5)])
 
 
 def test_the_first_samples_count() -> None:

@@ -1,6 +1,5 @@
-"""DCN-v2, DeepFM, two towers and models of several labels against the formulas, written out sample by sample."""
+"""DCN-v2 and DeepFM against the formulas, written out sample by sample."""
 
-import math
 import re
 from itertools import combinations
 from typing import Any
@@ -13,22 +12,16 @@ from torch import Tensor
 from adaptive.errors import ConfigError
 from adaptive.models.dense.base import CheckedModel, Inputs
 from adaptive.models.dense.crosses import DCN, DeepFM
-from adaptive.models.dense.multi_task import MultiTask
-from adaptive.models.dense.two_tower import TwoTower
 from adaptive.models.factory import make_model, model_config
-from adaptive.models.model_settings import OPTIONS, DCNConfig, DeepFMConfig, MultiTaskConfig, TwoTowerConfig
+from adaptive.models.model_settings import OPTIONS, DCNConfig, DeepFMConfig
 
-INPUTS = Inputs(
-    tables=("user", "item", "item", "site"), num_dense=2, dense_names=("age", "price"), labels=("click", "buy", "like")
-)
+INPUTS = Inputs(tables=("user", "item", "item", "site"), num_dense=2, dense_names=("age", "price"))
 SETTINGS: dict[str, dict[str, Any]] = {
     "dcn": {"deep_mlp": (6, 3)},
     "deepfm": {"deep_mlp": (6,)},
-    "two-tower": {"user_tables": ("user",), "tower_mlp": (5, 3)},
-    "multi-task": {"shared_mlp": (6, 3), "task_mlp": (4,), "experts": 2},
     "dlrm": {"bottom_mlp": (5, WIDTH), "top_mlp": (6, 1)},
 }
-OF_SEQUENCES = ("tbsm", "din", "hstu")
+OF_SEQUENCES = ("tbsm", "din")
 
 
 def check(model: CheckedModel, by_hand: Any) -> None:
@@ -67,42 +60,6 @@ def test_the_pairs_of_deepfm_are_the_pairwise_sum() -> None:
     check(model, by_hand)
 
 
-@pytest.mark.parametrize("unit", [False, True])
-def test_two_towers_meet_in_a_dot_product(unit: bool) -> None:
-    settings = {"user_tables": ("user", "site"), "item_dense": ("price",), "unit_vectors": unit, "temperature": 0.5}
-    model = TwoTower(TwoTowerConfig(embedding_dim=WIDTH, tower_mlp=(5, 3), **settings), INPUTS)
-
-    def by_hand(dense: Tensor, vectors: Tensor) -> Tensor:
-        user = mlp(model.user, torch.cat([dense[:1], vectors[0], vectors[3]]))
-        item = mlp(model.item, torch.cat([dense[1:], vectors[1], vectors[2]]))
-        length = math.sqrt(float(user.detach() @ user.detach())) if not unit else user.norm() * item.norm()
-        return user @ item / (length if unit else 1) / 0.5 + model.bias
-
-    check(model, by_hand)
-
-
-@pytest.mark.parametrize("sharing", ["bottom", "mmoe"])
-def test_labels_share_a_bottom_or_mix_experts(sharing: str) -> None:
-    """MMoE, equations (5) to (7): y_k = h_k(sum_i g_k(x)_i f_i(x)), g_k(x) = softmax(W_gk x)."""
-    config = MultiTaskConfig(embedding_dim=WIDTH, sharing=sharing, experts=3, shared_mlp=(6, 2), task_mlp=(4,))
-    model = MultiTask(config, INPUTS)
-
-    def by_hand(dense: Tensor, vectors: Tensor) -> Tensor:
-        x = torch.cat([dense, *vectors])
-        experts = [mlp(expert, x) for expert in model.shared]
-        logits = []
-        for task, head in enumerate(model.heads):
-            mixed = experts[0]
-            if sharing == "mmoe":
-                weights = (model.gates[task].weight @ x + model.gates[task].bias).exp()
-                mixed = sum(w * f for w, f in zip(weights, experts, strict=True)) / weights.sum()
-            logits.append(mlp(head, mixed)[0])
-        return torch.stack(logits)
-
-    check(model, by_hand)
-    assert len(model.shared) == (3 if sharing == "mmoe" else 1)
-
-
 # --- what all have in common -----------------------------------------------------------------------------------------
 
 SEQUENCES = Inputs(tuple(table for table in ("user", "item") for _ in range(3)), 6, steps=3)
@@ -128,7 +85,7 @@ def test_weights_follow_from_the_seed_alone(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_wrong_shapes_are_refused(name: str) -> None:
     model, (dense, pooled) = made(name), (tensor.float() for tensor in arguments(EVERY[name][1]))
-    assert model(dense, pooled).shape == ((5, 3) if name == "multi-task" else (5,))
+    assert model(dense, pooled).shape == (5,)
     expected = f"expected dense {tuple(dense.shape)} and pooled {tuple(pooled.shape)}, got"
     for wrong in ((dense, pooled[:, :, 1:]), (dense, pooled[:, 1:]), (dense[:, 1:], pooled)):
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in wrong)
@@ -149,15 +106,6 @@ def test_bf16_rounds_matrix_products_and_gives_float32(name: str) -> None:
     assert not torch.equal(logits, exact(dense, pooled))
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "dlrm"])
-@pytest.mark.parametrize("kind", ["layer", "batch"])
-def test_vectors_are_normalised(name: str, kind: str) -> None:
-    """So large vectors come out as small ones do."""
-    model = made(name, feature_norm=kind)
-    dense, pooled = (tensor.float() for tensor in arguments(INPUTS))
-    torch.testing.assert_close(model(dense, pooled), model(dense, pooled * 1000), rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tables_of_other_widths_pass_their_matrix(name: str) -> None:
     model, plain = made(name, widths={"item": 3, "site": 4}), made(name)
@@ -171,14 +119,6 @@ def test_tables_of_other_widths_pass_their_matrix(name: str) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], Inputs, str]] = [
-    ("two-tower", {}, INPUTS, r"user_tables: expected tables among user, .* --set 'model.user_tables=\[.user.\]'"),
-    ("two-tower", {"user_tables": ["usr"]}, INPUTS, "among user, item, site, got usr; did you mean user"),
-    ("two-tower", {"user_tables": ["user"], "item_tables": ["user"]}, INPUTS, "not in user_tables, got user"),
-    ("two-tower", {"user_tables": ["user", "item", "site"]}, INPUTS, "at least one other table for the item"),
-    ("two-tower", {"user_tables": ["user"], "item_tables": ["item"]}, INPUTS, "got none of site"),
-    ("two-tower", {"user_tables": ["user"], "item_dense": ["age", "size"]}, INPUTS, "among age, price, got size"),
-    ("multi-task", {}, Inputs(("a",), 1), "expected samples with several labels"),
-    ("multi-task", {"loss_weights": {"bye": 2.0}}, INPUTS, "expected labels among click, buy, like, got bye"),
     ("dcn", {"widths": {"you": 3}}, INPUTS, "model.widths: expected tables among user, item, site, got you"),
     ("dcn", {"widths": {"user": 0}}, INPUTS, "expected widths from 1 to 4096, got user=0"),
     ("dcnn", {}, INPUTS, "expected one of dlrm, dcn, .*file.py:Class, got 'dcnn'; did you mean dcn"),
@@ -194,6 +134,4 @@ def test_wrong_settings_are_refused(name: str, settings: dict[str, Any], inputs:
 def test_wrong_values_are_refused() -> None:
     with pytest.raises(ConfigError, match="embedding_dim of 2 or more"):
         DeepFMConfig(embedding_dim=1)
-    with pytest.raises(ConfigError, match="loss_weights of 0 or more, got less for buy"):
-        MultiTaskConfig(loss_weights={"buy": -1})
     assert set(EVERY) == set(OPTIONS)

@@ -5,14 +5,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaptive.kernels import interaction as kernels
 from adaptive.models.dense.interactions import (
     aligned,
     concatenation,
     dot_interaction,
-    gathered_dot_interaction,
     num_dots,
     plain_dot_interaction,
 )
@@ -50,7 +48,7 @@ def test_written_out() -> None:
     assert concatenation(bottom, pooled).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, *[0.0] * 10]]
 
 
-@pytest.mark.parametrize("interact", [dot_interaction, gathered_dot_interaction, plain_dot_interaction])
+@pytest.mark.parametrize("interact", [dot_interaction, plain_dot_interaction])
 @pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("with_bottom", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -75,35 +73,9 @@ def test_equals_twin(shape: tuple[int, int, int], with_bottom: bool, include_sel
         torch.testing.assert_close(actual.grad.double(), needed_grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("interact", [dot_interaction, gathered_dot_interaction])
-def test_gradcheck(interact) -> None:
+def test_gradcheck() -> None:
     bottom, pooled = (part.double().requires_grad_() for part in make_inputs((2, 3, 5), with_bottom=True))
-    assert torch.autograd.gradcheck(lambda b, p: interact(b, p, include_self=True), (bottom, pooled))
-
-
-@pytest.mark.parametrize("include_self", [False, True])
-def test_gathers_have_the_bits_of_plain_operations_forward(include_self: bool) -> None:
-    """The same products, picked out; backward is one product in place of two sums, so it rounds otherwise."""
-    inputs = make_inputs((40, 7, 20), with_bottom=True)
-    actual = gathered_dot_interaction(*inputs, include_self=include_self)
-    assert torch.equal(actual, plain_dot_interaction(*inputs, include_self=include_self))
-
-
-def test_gathers_add_nothing_by_index() -> None:
-    """`index_put_(accumulate=True)`, the gradient of indexing, sorts on a GPU; `scatter_add` adds atomically."""
-    seen: list[str] = []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen.append(func.overloadpacket.__name__)
-            return func(*args, **(kwargs or {}))
-
-    inputs = [part.requires_grad_() for part in make_inputs((5, 4, 8), with_bottom=True)]
-    gathered_dot_interaction(*inputs).sum().backward()  # makes the positions of the dots, once
-    with Seen():
-        gathered_dot_interaction(*inputs).sum().backward()
-    assert "index_select" in seen and "bmm" in seen
-    assert not {"index_put", "index_put_", "_index_put_impl_", "index_add_", "scatter_add_", "index"} & set(seen)
+    assert torch.autograd.gradcheck(lambda b, p: dot_interaction(b, p, include_self=True), (bottom, pooled))
 
 
 def test_strided_inputs_and_gradients() -> None:

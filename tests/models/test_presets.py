@@ -61,7 +61,7 @@ def test_a_run_record_repeats_the_shape(tmp_path: Path) -> None:
 
 def test_wrong_names_get_the_list() -> None:
     with pytest.raises(
-        ConfigError, match=r"preset \(--set\): expected one of rmc1, .*, yambda-5b, got 'rmc-2'; did you mean"
+        ConfigError, match=r"preset \(--set\): expected one of rmc1, .*, mlperf, got 'rmc-2'; did you mean"
     ):
         load_settings(sets=["preset=rmc-2"])
     with pytest.raises(ConfigError, match=r"expected one of rmc1, rmc2.*got 'rmc9'; did you mean rmc") as caught:
@@ -77,24 +77,6 @@ def test_rmc1_brings_its_model_its_optimizer_and_sequences() -> None:
     assert (config.dense_optimizer.name, config.dense_optimizer.lr) == ("adagrad", 0.05)
     other, _ = load_settings(flags={"preset": "rmc1", "data": "taobao:x"}, sets=["optimizer.name=sgd"])
     assert (other.data, other.optimizer.name, other.model) == ("taobao:x", "sgd", "tbsm")
-
-
-def test_yambda_trains_on_a_part_of_the_stream() -> None:
-    small = ["num_train=900", "days=3", "items=5000", "users=100"]
-    sets = [*(f"data.sequences.{text}" for text in small), "data.history=7", "model.embedding_dim=8", "batch_size=128"]
-    config, _ = load_settings(flags={"preset": "yambda-50m"}, sets=sets)
-    dataset = open_data(config)
-    assert (config.model, dataset.num_train_samples(), dataset.steps) == ("hstu", 900, 8)
-    parts = build(config, dataset)
-    with parts.embeddings:
-        assert [table.num_embeddings for table in parts.tables] == [100, 5000, 50]
-
-
-@pytest.mark.parametrize(("name", "rows", "size"), [("yambda-50m", 944_107, 64), ("yambda-5b", 293_000_000, 512)])
-def test_a_dry_run_allocates_no_rows(name: str, rows: int, size: int) -> None:
-    plan = plan_run(load_settings(flags={"preset": name}, sets=["batch_size=8", "data.history=3"])[0])
-    assert plan["rows"] == rows and plan["memory_bytes"]["host_weights"] == rows * size * 4  # 600 GB
-    assert plan["samples"] == {"yambda-50m": 46_467_212, "yambda-5b": 4_790_000_000}[name]
 
 
 def test_a_dry_run_says_what_a_preset_would_take() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
@@ -17,7 +17,6 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.dlrm import DLRM
 from adaptive.models.model_settings import DLRMConfig
-from adaptive.models.tasks import Tasks
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
 from support.helpers import Trained, Trainee, random_batches, train_more
@@ -119,20 +118,6 @@ class Running:
         arrays |= {f"dense {name}": value.detach().cpu().numpy() for name, value in self.model.named_parameters()}
         arrays["losses"] = torch.stack(self.losses).cpu().numpy()
         return arrays
-
-
-class TwoLabels(nn.Module):
-    """Logits of two labels."""
-
-    tasks = Tasks(("label", "bought"), (1.0, 0.5))
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.last = nn.Linear(inputs, 2)
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        logits: Tensor = self.last(torch.cat([dense, pooled.flatten(1)], dim=1))
-        return logits
 
 
 def assert_same(result: Mapping[str, np.ndarray[Any, Any]], expected: Mapping[str, np.ndarray[Any, Any]]) -> None:

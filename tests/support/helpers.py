@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -308,7 +307,7 @@ def table_states(embeddings: TieredEmbeddingBag) -> dict[str, Floats]:
     for number, lane in enumerate(embeddings.runtime.pipeline.lanes):
         first = reference.initial_state(lane.host.optimizer, lane.group.embedding_dim)
         state = np.tile(first, (lane.group.num_rows, 1))
-        state[arrays[f"rows{number}.changed"]] = lane.host.optimizer.as_float32(arrays[f"rows{number}.state"])
+        state[arrays[f"rows{number}.changed"]] = arrays[f"rows{number}.state"]
         for table, (start, stop) in zip(lane.group.tables, pairwise(lane.group.table_starts), strict=True):
             found[table.name] = state[start:stop]
     return found
@@ -332,7 +331,6 @@ def train_slowly(
     *,
     seed: int = 0,
     skipped: Sequence[Skipped] = (),
-    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
 ) -> Trained:
     """The same training without tiers, by `tests/reference.py`, leaving out the updates of `skipped` (by batch)."""
     trainee = Trainee(tables)
@@ -343,7 +341,6 @@ def train_slowly(
             optimizer,
             seed=seed,
             loss_gradients=trainee.loss_gradients,
-            table_optimizers=table_optimizers,
         )
     else:
         values = _train_skipping(tables, batches, optimizer, seed, trainee.loss_gradients, skipped)

@@ -1,6 +1,6 @@
 """One training on any number of ranks, threads or not, and what it leaves: tables, state, records, losses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,13 +33,11 @@ class Case:
     tier: TierConfig = field(default_factory=lambda: TierConfig(device_rows="60%", poison=True))
     skip: SkipConfig | None = None
     tables: tuple[TableConfig, ...] = TABLES
-    table_optimizers: Mapping[str, RowOptimizer] = field(default_factory=dict)
 
     def train(self, ranks: Ranks) -> tuple[dict[str, Floats], dict[str, Any], list[float], RankTraffic]:
         policy: Policy = self.policy()
-        optimizers = {"optimizer": self.optimizer, "table_optimizers": self.table_optimizers}
         embeddings = TieredEmbeddingBag(
-            self.tables, self.tier, policy=policy, skip=self.skip, ranks=ranks, **optimizers
+            self.tables, self.tier, policy=policy, skip=self.skip, ranks=ranks, optimizer=self.optimizer
         )
         losses = train_parts(embeddings, self.tables, self.batches, depth=self.depth)
         tables = {table.name: embeddings.rows.table_weights(table.name) for table in self.tables}

@@ -23,7 +23,7 @@ from adaptive.embeddings.planned_batch import GroupBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu import buffers, link, transfer
 from adaptive.kernels.planning import books
-from adaptive.optim import Adagrad, Adam, StateDtype
+from adaptive.optim import Adagrad, Adam
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Policy
 from support.helpers import Scattered, ScatteredOnHost, random_batches
@@ -65,7 +65,7 @@ class Case:
     ample: bool = False  # enough buffers, so that no thread waits for one
     shrinks: bool = False  # the device tier shrinks in the middle
     lookups: str = "host"  # or "device", which searches them; every other batch is then only pooled
-    keyed: bool = False  # ids are keys that come and go, state is bfloat16; nothing is read with batches in flight
+    keyed: bool = False  # ids are keys that come and go; nothing is read with batches in flight
 
     @property
     def forgets(self) -> bool:
@@ -80,8 +80,7 @@ class Case:
             lookups=lookups,  # type: ignore[arg-type]
             poison=True,
         )
-        state: StateDtype = "bfloat16" if self.keyed else "float32"
-        optimizer = Adam(lr=0.05, state_dtype=state) if self.depth % 2 else Adagrad(lr=0.1, state_dtype=state)
+        optimizer = Adam(lr=0.05) if self.depth % 2 else Adagrad(lr=0.1)
         tables = KEYED if self.keyed else TABLES
         return TieredEmbeddingBag(tables, tier, policy=self.policy, optimizer=optimizer, skip=SKIP)
 

@@ -1,7 +1,6 @@
 """A small data set and model: 3 features, 2 dense inputs, clicks that depend on both. Lines come from two files."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ SMALL_DLRM = {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)}
 
 
 class ToyData(Dataset):
-    """`num_train` samples, then `num_eval`; `spoil` maps a training sample to the value of its first dense input.
-    `labels`: names of several; the second is whether the second dense input is above 0, the third the opposite."""
+    """`num_train` samples, then `num_eval`; `spoil` maps a training sample to the value of its first dense input."""
 
     def __init__(
         self,
@@ -26,10 +24,9 @@ class ToyData(Dataset):
         *,
         spoil: dict[int, float] | None = None,
         seed: int = 0,
-        labels: tuple[str, ...] = (),
     ) -> None:
         self.features = tuple(Feature(name, size) for name, size in SIZES.items())
-        self.num_dense, self.labels = 2, labels
+        self.num_dense = 2
         self._num_train, self._num_eval, self._seed = num_train, num_eval, seed
         rng, total = np.random.default_rng(seed), num_train + num_eval
         self._ids = np.stack([(rng.power(0.5, total) * size).astype(np.int64) for size in SIZES.values()], axis=1)
@@ -56,9 +53,7 @@ class ToyData(Dataset):
         for first in range(start, stop, batch_size):
             samples = np.arange(first, min(first + batch_size, stop))
             dense, ids, labels = self._dense[samples], self._ids[samples], self._labels[samples]
-            further = {name: (dense[:, 1] > 0) ^ (n % 2 == 1) for n, name in enumerate(self.labels[1:])}
-            extras = {name: values.astype(np.float32) for name, values in further.items()}
-            yield replace(one_hot_batch(dense, ids, labels, _origin(samples)), extras=extras)
+            yield one_hot_batch(dense, ids, labels, _origin(samples))
 
 
 def _origin(samples: NDArray[np.int64]) -> Origin:

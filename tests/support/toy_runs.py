@@ -59,8 +59,8 @@ class Hooked(DLRM):
     calls = 0  # in training mode
 
 
-def parts_of(*, labels: tuple[str, ...] = (), **changed: Any) -> tuple[Components, ToyData]:
-    toy = ToyData(labels=labels)
+def parts_of(**changed: Any) -> tuple[Components, ToyData]:
+    toy = ToyData()
     sample = list(toy.train(32))
     parts = build(toy_config(tier={"device_rows": "auto"}, **changed), toy, sample)
     parts.embeddings.calibrate(sample)

@@ -11,10 +11,10 @@ epochs cost nothing. The folder has:
     rejects.jsonl        bad lines, if there were any
 
 Letters: n samples of a block, D dense inputs, F features. Each section of a block begins at a multiple of 64 bytes:
-labels float32 (n,), one label after another; dense float32 (n, D); if origins are known, file uint32 (n,) and line
-int64 (n,); if keys expire by time, times float64 (n,); then for each feature its ids, in the smallest unsigned type
-that holds the table's last row, or int64 keys. Ids are (n,) if every sample has one lookup. Otherwise they follow
-uint32 (n,), the end of each sample's lookups.
+labels float32 (n,); dense float32 (n, D); if origins are known, file uint32 (n,) and line int64 (n,); if keys expire by
+time, times float64 (n,); if samples have weights, these float32 (n,); then for each feature its ids, in the smallest
+unsigned type that holds the table's last row, or int64 keys. Ids are (n,) if every sample has one lookup. Otherwise
+they follow uint32 (n,), the end of each sample's lookups.
 """
 
 import os
@@ -80,7 +80,6 @@ class Manifest(Config):
     features: tuple[StoredFeature, ...]
     num_dense: int = Field(ge=0)
     steps: int = Field(default=1, ge=1)
-    labels: tuple[str, ...] = Field(default=(), description="names, where samples have several labels")
     widths: dict[str, Annotated[int, Field(ge=1, le=4096)]] = Field(
         default_factory=dict, description="table -> width of its rows, where the schema gave one"
     )
@@ -89,6 +88,7 @@ class Manifest(Config):
     )
     key_rules: dict[str, KeyRules] = Field(default_factory=dict, description="table -> rules of its 64-bit keys")
     has_times: bool = Field(default=False, description="samples have times")
+    has_weights: bool = Field(default=False, description="samples have weights")
     sequences: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict, description="feature -> the most ids of a sample, where ids are steps of a sequence"
     )
@@ -146,6 +146,7 @@ class BlockLayout:
     dense: Section
     origin: tuple[Section, Section] | None
     times: Section | None
+    weights: Section | None
     ends: tuple[Section | None, ...]
     ids: tuple[Section, ...]
     size: int
@@ -161,16 +162,17 @@ class BlockLayout:
             at = -(-(at + count * placed.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
             return placed
 
-        labels = section("<f4", samples * max(len(manifest.labels), 1))  # label by label
+        labels = section("<f4", samples)
         dense = section("<f4", samples * manifest.num_dense)
         origin = (section("<u4", samples), section("<i8", samples)) if manifest.files is not None else None
         times = section("<f8", samples) if manifest.has_times else None
+        weights = section("<f4", samples) if manifest.has_weights else None
         ends, ids = list[Section | None](), []
         for feature, count in zip(manifest.features, lookups.tolist(), strict=True):
             ends.append(None if count == SINGLE else section("<u4", samples))
             kind = np.dtype("i8") if feature.table in manifest.key_rules else id_type(feature.rows)
             ids.append(section(kind.newbyteorder("<"), samples if count == SINGLE else count))
-        return cls(labels, dense, origin, times, tuple(ends), tuple(ids), at)
+        return cls(labels, dense, origin, times, weights, tuple(ends), tuple(ids), at)
 
 
 def open_prepared(path: str, options: DataOptions, run_dir: Path | None) -> "Prepared":
@@ -190,8 +192,7 @@ class Prepared(Dataset):
         self.features = tuple(Feature(feature.name, feature.rows) for feature in self._manifest.features)
         self.tables = tuple(feature.table for feature in self._manifest.features)
         self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
-        self.labels, self.widths = self._manifest.labels, self._manifest.widths
-        self.row_dtypes = self._manifest.row_dtypes
+        self.widths, self.row_dtypes = self._manifest.widths, self._manifest.row_dtypes
         self.key_rules = self._manifest.key_rules
         self.sequences = self._manifest.sequences
         self.bags, self.keep_negatives = self._manifest.bags, self._manifest.keep_negatives
@@ -282,17 +283,18 @@ class _Part:
             file_index, lines = (section.of(data)[first:stop] for section in layout.origin)
             origin = Origin(self._manifest.files, file_index.astype(np.int32), lines.astype(np.int64))
         ids, offsets = _lookups(layout, data, first, stop)
-        labels = layout.labels.of(data).reshape(-1, int(entry[ROWS]))[:, first:stop].copy()
-        extras: dict[str, NDArray[Any]] = dict(zip(self._manifest.labels[1:], labels[1:], strict=True))
+        extras = dict[str, NDArray[Any]]()
         if layout.times is not None:
             extras["timestamp"] = layout.times.of(data)[first:stop].copy()
+        if layout.weights is not None:
+            extras["weight"] = layout.weights.of(data)[first:stop].copy()
         return Batch(
             dense=layout.dense.of(data).reshape(-1, width)[first:stop].copy()
             if width
             else np.empty((rows, 0), np.float32),
             ids=ids,
             offsets=offsets,
-            labels=labels[0],
+            labels=layout.labels.of(data)[first:stop].copy(),
             origin=origin,
             extras=extras,
         ).mark_unshared()

@@ -106,11 +106,11 @@ class _Writer:
             features=features,
             num_dense=dataset.num_dense,
             steps=dataset.steps,
-            labels=dataset.labels,
             widths=dict(dataset.widths),
             row_dtypes=dict(dataset.row_dtypes),
             key_rules=dict(dataset.key_rules),
             has_times="timestamp" in first.extras,
+            has_weights="weight" in first.extras,
             sequences=dict(dataset.sequences),
             bags=dataset.bags,
             keep_negatives=dataset.keep_negatives,
@@ -177,8 +177,7 @@ class _Writer:
         lookups[(ends == np.arange(1, samples + 1)).all(axis=1)] = SINGLE
         layout = BlockLayout.of(self._manifest, samples, lookups)
         block = np.zeros(layout.size, np.uint8)
-        further = [batch.extras[name] for name in self._manifest.labels[1:]]
-        layout.labels.of(block)[:] = np.concatenate([batch.labels, *further])
+        layout.labels.of(block)[:] = batch.labels
         layout.dense.of(block)[:] = batch.dense.reshape(-1)
         if layout.origin is not None:
             if batch.origin is None or batch.origin.files != self._manifest.files:
@@ -190,6 +189,8 @@ class _Writer:
             layout.origin[1].of(block)[:] = batch.origin.lines
         if layout.times is not None:
             layout.times.of(block)[:] = batch.extras["timestamp"]
+        if layout.weights is not None:
+            layout.weights.of(block)[:] = batch.extras["weight"]
         for feature in range(features):
             section = layout.ends[feature]
             if section is not None:

@@ -117,45 +117,14 @@ class FeatureSource:
     padding: int | None = None  # key that is left out of bags
 
 
-@dataclass(frozen=True)
-class LabelSource:
-    """A label in dense column `slot`; without `threshold` it must be 0 or 1, or with `is_number` any number."""
-
-    name: str
-    slot: int
-    threshold: float | None = None
-    is_number: bool = False
-
-    def values(self, column: NDArray[np.float32], origin: Origin) -> NDArray[np.float32]:
-        """Return labels (n,) of a column (n,) in which NaN means an empty field.
-
-        Raises:
-            InputError: if a value is not a label.
-        """
-        takes_numbers = self.is_number or self.threshold is not None
-        is_label = (column == 0) | (column == 1)
-        if takes_numbers:
-            is_label = np.isfinite(column) if self.is_number else ~np.isnan(column)
-        if not is_label.all():
-            first = int(np.argmin(is_label))
-            needed = "a number" if takes_numbers else "0 or 1"
-            got = "an empty field" if np.isnan(column[first]) else f"{column[first]:g}"
-            raise InputError(
-                f"{origin.where(first)}: expected {needed} for label {self.name!r}, got {got}. Correct the line, or "
-                "set threshold = NUMBER for this label in the schema."
-            )
-        return column.copy() if self.threshold is None else (column >= self.threshold).astype(np.float32)
-
-
 class Batcher:
     """Makes batches from blocks; `out_of_range` counts lookups of the row for unknown ids, `truncated` sequences.
 
     Args:
         files: names for `Origin`.
-        is_log: (D,) dense columns, including additional labels, to scale by log(1 + max(x, 0)).
-        labels: the additional labels.
+        is_log: (D,) dense columns, including the weight of samples, to scale by log(1 + max(x, 0)).
         has_times: pass times on as `Batch.extras["timestamp"]`, in seconds.
-        number_label: the first label, if it is a number.
+        weight: the dense column to pass on as `Batch.extras["weight"]`.
     """
 
     def __init__(
@@ -163,14 +132,11 @@ class Batcher:
         files: tuple[str, ...],
         features: tuple[FeatureSource, ...],
         is_log: Flags,
-        labels: tuple[LabelSource, ...] = (),
         *,
         has_times: bool = False,
-        number_label: LabelSource | None = None,
+        weight: int | None = None,
     ) -> None:
-        self._labels, self._has_times, self._number_label = labels, has_times, number_label
-        label_slots = {label.slot for label in (*labels, *([number_label] if number_label else []))}
-        self._inputs = [slot for slot in range(len(is_log)) if slot not in label_slots]  # the dense inputs
+        self._has_times, self._weight = has_times, weight
         self._files = files
         self._features = features
         self._is_log = is_log
@@ -188,16 +154,11 @@ class Batcher:
         """
         n, columns = block.num_rows, block.columns
         origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
-        extras: dict[str, NDArray[Any]] = {
-            label.name: label.values(columns.dense[:n, label.slot], origin) for label in self._labels
-        }
-        if self._has_times:
-            extras["timestamp"] = columns.times[:n].copy()
+        extras: dict[str, NDArray[Any]] = {"timestamp": columns.times[:n].copy()} if self._has_times else {}
         labels, dense, is_log = columns.labels[:n], columns.dense[:n], self._is_log
-        if self._number_label is not None:
-            labels = self._number_label.values(dense[:, self._number_label.slot], origin)
-        if len(self._inputs) < dense.shape[1]:
-            dense, is_log = dense.take(self._inputs, axis=1), is_log[self._inputs]
+        if self._weight is not None:
+            extras["weight"] = _checked_weights(dense[:, self._weight], origin)
+            dense, is_log = np.delete(dense, self._weight, axis=1), np.delete(is_log, self._weight)
         kernels.finish_dense(dense, is_log)
         if self._has_bags:
             ids, offsets = self._bags(block, origin)
@@ -259,6 +220,19 @@ class Batcher:
             f"{shown_id(int(keys[first]))} (sample {sample} of the batch). Correct num_embeddings or the data, or add "
             "--set data.out_of_range=oov to send such ids to an extra row."
         )
+
+
+def _checked_weights(column: NDArray[np.float32], origin: Origin) -> NDArray[np.float32]:
+    """Return a copy of the weights (n,) of samples; NaN means an empty field.
+
+    Raises:
+        InputError: for a weight that is missing, negative or not finite.
+    """
+    if (bad := ~((column >= 0) & np.isfinite(column))).any():
+        first = int(bad.argmax())
+        got = "an empty field" if np.isnan(column[first]) else f"{column[first]:g}"
+        raise InputError(f"{origin.where(first)}: expected a weight of at least 0, got {got}. Correct the data.")
+    return column.copy()
 
 
 def keep_latest(keys: Ids, ends: Ids, most: int) -> tuple[Ids, Ids, int]:

@@ -22,7 +22,6 @@ from adaptive.data.rows.batcher import (
     Fitted,
     Hashed,
     Keyed,
-    LabelSource,
     RowMap,
     bag_column,
 )
@@ -91,26 +90,22 @@ class RowPlan:
     """The facts about data that a format provides.
 
     Attributes:
-        is_log: (D,) dense columns, including additional labels, to scale by log(1 + max(x, 0)).
+        is_log: (D,) dense columns, including the weight of samples, to scale by log(1 + max(x, 0)).
         time_cut: see `split_time`.
         identity: facts that identify the data, in addition to files and options.
-        labels: names of all labels, if there are several.
-        more_labels: the sources of all but the first.
         widths, row_dtypes: see `Dataset`.
         has_times: True if rows have times.
-        number_label: the source of the first label, if it is a number.
+        weight: the dense column that is the weight of samples.
     """
 
     features: tuple[FeaturePlan, ...]
     is_log: NDArray[np.bool_]
     time_cut: float | None
     identity: Mapping[str, object]
-    labels: tuple[str, ...] = ()
-    more_labels: tuple[LabelSource, ...] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     has_times: bool = False
-    number_label: LabelSource | None = None
     row_dtypes: Mapping[str, str] = field(default_factory=dict)
+    weight: int | None = None
 
 
 class Opened(NamedTuple):
@@ -154,8 +149,8 @@ class RowDataset(Dataset):
         self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in features)
         self.tables = tuple(feature.table for feature in features)
         self.dense_names = source.formats[0].dense_names
-        self.num_dense = len(plan.is_log) - len(plan.more_labels) - (plan.number_label is not None)
-        self.labels, self.widths, self.row_dtypes = plan.labels, dict(plan.widths), dict(plan.row_dtypes)
+        self.num_dense = len(plan.is_log) - (plan.weight is not None)
+        self.widths, self.row_dtypes = dict(plan.widths), dict(plan.row_dtypes)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
         self.bags = tuple(feature.name for feature in plan.features if feature.is_bag)
@@ -167,9 +162,8 @@ class RowDataset(Dataset):
             source.names(),
             tuple(features),
             plan.is_log,
-            plan.more_labels,
             has_times=by_time,
-            number_label=plan.number_label,
+            weight=plan.weight,
         )
         self._num_train = parts.num_train
         self._part_read: PartRead | None = None

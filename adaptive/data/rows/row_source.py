@@ -43,7 +43,7 @@ class Column:
     item: int = kernels.SKIP  # kind of a bag's values
     inner: str = ""  # separator inside a bag
     required: bool = False
-    is_label: bool = False  # an additional label, or one that is a number, read as a dense column
+    is_weight: bool = False  # the weight of samples, read as a dense column
     is_key: bool = False  # a category whose values, taken as they are, identify rows
 
     @property
@@ -87,12 +87,12 @@ class RowFormat:
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """Names of the dense inputs, in the order of the output, without additional labels."""
-        return tuple(column.name for column in self.columns if column.sort == "dense" and not column.is_label)
+        """Names of the dense inputs, in the order of the output, without the weight of samples."""
+        return tuple(column.name for column in self.columns if column.sort == "dense" and not column.is_weight)
 
     @property
     def is_labelled(self) -> bool:
-        return self.count("label") > 0 or any(column.is_label for column in self.columns)
+        return self.count("label") > 0
 
     def null_keys(self) -> NDArray[np.int64]:
         return np.array([key_of(text) for text in self.nulls], np.int64)

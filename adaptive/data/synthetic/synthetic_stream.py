@@ -231,9 +231,6 @@ class Synthetic(Dataset):
             self.hash_rows = {self.features[f].name: new_ids for f in self._changing}
         self._latent_key = key_of(self.config.seed, "latent")
         self._label_key = key_of(self.config.seed, "label")
-        further = [f"label_{number}" for number in range(2, self.config.labels + 1)]
-        self.labels = ("label", *further) if further else ()
-        self._further_keys = [key_of(self.config.seed, name) for name in further]
         self._dense_keys = np.array([key_of(self.config.seed, f"I{d + 1}") for d in range(self.num_dense)], np.uint64)
         self._teacher = make_teacher(self.config, self._fields)
         self._calibration = calibrate(self.config, self._calibration_parts())
@@ -279,7 +276,7 @@ class Synthetic(Dataset):
         labels = np.empty(stop - start, np.float32)
         kernels.draw_labels(self._label_key, start, probability, labels)
         offsets = np.arange(0, ids.size + 1, self.config.lookups)
-        extras: dict[str, NDArray[Any]] = {**self._further_labels(start, parts)}
+        extras = dict[str, NDArray[Any]]()
         if len(self._changing):
             self._map_new_ids(ids)
             extras["timestamp"] = np.arange(start, stop) * (DAY * self.config.days / self.config.num_train)
@@ -292,19 +289,6 @@ class Synthetic(Dataset):
         for f in self._changing:
             keys = ids[f].ravel()
             self._map.fill(keys.copy(), present, keys)
-
-    def _further_labels(self, start: int, parts: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
-        """Return the additional labels of samples, for the parts of their logits (3, B).
-
-        The second label reverses the part of dense inputs, the third that of pairs of ids, the fourth both.
-        """
-        further = {}
-        for number, key in enumerate(self._further_keys, start=1):
-            signs = np.array([1.0, -1.0 if number & 2 else 1.0, -1.0 if number & 1 else 1.0])
-            labels = np.empty(parts.shape[1], np.float32)
-            kernels.draw_labels(key, start, self._calibration.probability(parts * signs[:, None]), labels)
-            further[self.labels[number]] = labels
-        return further
 
     def _batches(self, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         if batch_size < 1:

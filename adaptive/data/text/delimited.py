@@ -20,7 +20,6 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text_fields import parse_iso_time
-from adaptive.data.rows.batcher import LabelSource
 from adaptive.data.rows.data_files import DataFile, find_files
 from adaptive.data.rows.row_dataset import FeaturePlan, RowDataset, RowPlan, RowRule, open_rows
 from adaptive.data.rows.row_source import Column, RowFormat, key_of
@@ -66,8 +65,8 @@ def describe(
     """
     if options.label_optional:
         label = schema.label if schema.label is not None and schema.label.column in names else None
-        more = tuple(item for item in schema.more_labels if item.column in names)
-        schema = schema.model_copy(update={"label": label, "more_labels": more})
+        weight = schema.weight if schema.weight is not None and schema.weight.column in names else None
+        schema = schema.model_copy(update={"label": label, "weight": weight})
     uses = _uses(schema, names, lists or (), options)
     label = schema.label
     form = RowFormat(
@@ -103,15 +102,11 @@ def describe(
         "schema": _identity(schema),
         "rows": {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features},
     }
-    further = tuple(LabelSource(item.column, form.slot(item.column), item.threshold) for item in schema.more_labels)
-    labels = (label.column, *(item.name for item in further)) if label is not None and further else ()
     cut = parse_time_split(options, schema.time.kind if schema.time is not None else None)
-    has_times, number = schema.time is not None, None
-    if label is not None and label.number:
-        number = LabelSource(label.column, form.slot(label.column), is_number=True)
     widths = _by_table(grouped, options, "width", lambda group: group.width)
     dtypes: Mapping[str, str] = _by_table(grouped, options, "dtype", lambda group: group.dtype)
-    return form, RowPlan(features, is_log, cut, identity, labels, further, widths, has_times, number, dtypes)
+    slot = None if schema.weight is None else form.slot(schema.weight.column)
+    return form, RowPlan(features, is_log, cut, identity, widths, schema.time is not None, dtypes, slot)
 
 
 def _identity(schema: DelimitedSchema) -> dict[str, object]:
@@ -122,8 +117,6 @@ def _identity(schema: DelimitedSchema) -> dict[str, object]:
             del group["sequence"], group["max_length"]
         if group["padding"] is None:
             del group["padding"]
-    if values["label"] is not None and not values["label"]["number"]:
-        del values["label"]["number"]
     return values
 
 
@@ -210,10 +203,9 @@ def _column_names(file: DataFile, schema: DelimitedSchema, options: DataOptions)
             )
         return [name or f"column {number + 1}" for number, name in enumerate(names)]
     names = list(schema.columns)
-    if options.label_optional and schema.label is not None and schema.label.column in names:
-        labels = {schema.label.column, *(item.column for item in schema.more_labels)}
-        if len(_fields(file, schema, options)) == len(names) - len(labels):
-            return [name for name in names if name not in labels]
+    label = schema.label.column if schema.label is not None else None
+    if options.label_optional and label in names and len(_fields(file, schema, options)) == len(names) - 1:
+        names.remove(label)
     return names
 
 
@@ -244,11 +236,9 @@ def _wanted(schema: DelimitedSchema, options: DataOptions) -> Iterator[_Wanted]:
     if schema.label is not None:
         kind = kernels.LABEL_BINARY if schema.label.positive is None else kernels.LABEL_SET
         kind = kind if schema.label.threshold is None else kernels.LABEL_THRESHOLD
-        column = Column("", kernels.DENSE_FLOAT, is_label=True) if schema.label.number else Column("", kind)
-        yield _Wanted("label.column", [schema.label.column], column)
-    for number, more in enumerate(schema.more_labels):
-        column = Column("", kernels.DENSE_FLOAT, is_label=True)
-        yield _Wanted(f"more_labels.{number}.column", [more.column], column)
+        yield _Wanted("label.column", [schema.label.column], Column("", kind))
+    if schema.weight is not None:
+        yield _Wanted("weight.column", [schema.weight.column], Column("", kernels.DENSE_FLOAT, is_weight=True))
     if schema.time is not None:
         kind = kernels.TIME_ISO if schema.time.kind == "iso" else kernels.TIME_NUMBER
         yield _Wanted("time.column", [schema.time.column], Column("", kind))

@@ -15,7 +15,7 @@ from adaptive.storage.presets import load_toml
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
 NULLS = ("", "NA", "NaN", "\\N")  # default texts for missing values
-DEFAULT_LENGTH, MOST_STEPS = 50, 4096  # ids of a sequence; 4096 is the longest of published models (HSTU)
+DEFAULT_LENGTH, MOST_STEPS = 50, 4096  # ids of a sequence; 4096 is the longest of published models
 MAX_ROWS = 2**40 - 2  # of a table, without rows for missing and unknown ids: the books of more would take 16 TiB
 
 
@@ -36,21 +36,18 @@ class Label(Config):
     column: str = Field(description="0 or 1, unless there is a rule")
     positive: tuple[str, ...] | None = Field(default=None, min_length=1, description="texts that make a label 1")
     threshold: float | None = Field(default=None, description="numbers from here on make a label 1")
-    number: bool = Field(default=False, description="the label is any number, for model.loss = mse")
 
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
-        values = {"positive": self.positive, "threshold": self.threshold, "number": self.number or None}
-        if len(rules := [name for name, value in values.items() if value is not None]) > 1:
-            raise ValueError(f"expected one of positive, threshold and number, got {' and '.join(rules)}")
+        if self.positive is not None and self.threshold is not None:
+            raise ValueError("expected either positive or threshold, got both")
         return self
 
 
-class MoreLabel(Config):
-    """The column of an additional label, which has the name of the column."""
+class Weight(Config):
+    """The column of the weights of samples, by which losses and evaluations count them."""
 
-    column: str = Field(description="0 or 1, unless there is a threshold; none may be missing")
-    threshold: float | None = Field(default=None, description="numbers from here on make a label 1")
+    column: str = Field(description="numbers of at least 0; none may be missing")
 
 
 class Dense(Config):
@@ -151,7 +148,7 @@ class DelimitedSchema(Config):
         default=NULLS, max_length=64, description="texts of missing values; the empty one is missing in any case"
     )
     label: Label | None = None
-    more_labels: tuple[MoreLabel, ...] = ()
+    weight: Weight | None = None
     dense: tuple[Dense, ...] = ()
     categorical: tuple[Categorical, ...] = Field(min_length=1)
     time: Time | None = None
@@ -163,10 +160,6 @@ class DelimitedSchema(Config):
             raise ValueError(f"expected either header = true or columns = [...], got {got}")
         if self.quote == self.separator:
             raise ValueError(f"expected quote and separator to differ, got {self.quote!r} for both")
-        if self.more_labels and self.label is not None and self.label.number:
-            raise ValueError("expected a label of 0 and 1 with more_labels, got number = true")
-        if self.more_labels and self.label is None:
-            raise ValueError("expected [label], the first label, before [[more_labels]], got none")
         inner = [group.inner_separator for group in self.categorical if group.inner_separator]
         if self.separator in inner or self.quote in inner:
             raise ValueError(f"expected inner_separator to differ from separator and quote, got {inner}")

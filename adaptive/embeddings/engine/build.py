@@ -1,10 +1,9 @@
 """Builds an engine from tables and settings: tiers, planners and the pipeline."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -52,7 +51,6 @@ class Outline:
     optimizer: RowOptimizer
     sizes: Sizes
     skip: SkipConfig | None  # None: no update is skipped or deferred
-    table_optimizers: Mapping[str, RowOptimizer]  # table -> its own
 
     @property
     def policy(self) -> Policy:
@@ -78,7 +76,7 @@ class Outline:
         """Return bytes by name like `StatisticsCollector.memory`, without buffers."""
         caller, totals = self.policy_caller, dict.fromkeys(MEMORY, 0)
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
-            sizes = group.vector_bytes, group.optimizer_or(self.optimizer).state_bytes(group.embedding_dim)
+            sizes = group.vector_bytes, self.optimizer.state_bytes(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
             keeps_norms = caller.scores if self.skip is None else caller.reads_norms
             of_books = books_bytes(group.num_rows, slots, keeps_norms=keeps_norms, by_accesses=caller.by_accesses)
@@ -103,7 +101,6 @@ def outline_engine(
     skip: SkipConfig | None,
     seed: int,
     ranks: Ranks = ALONE,
-    table_optimizers: Mapping[str, RowOptimizer] = MappingProxyType({}),
 ) -> Outline:
     """Choose the sizes of everything that `build_pipeline` creates.
 
@@ -113,24 +110,22 @@ def outline_engine(
     """
     policy_caller = PolicyCaller(policy)
     refuse_with_ranks(policy, ranks)
-    groups = owned_groups(make_groups(tables, seed, table_optimizers), ranks.rank, ranks.size)
+    groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
     if tier.plan_threads == 0 and (reason := thread_needed(tier, policy, ranks, on_cpu=device.type == "cpu")):
         raise ConfigError(
             f"tier.plan_threads=0: expected rows in memory, a CPU, one process, and a policy that arranges "
             f"batches by inputs alone or not at all, got {reason}. Set tier.plan_threads to auto."
         )
-    optimizers = [group.optimizer_or(optimizer) for group in groups]
-    policy_caller.begin(type(optimizers[0]).__name__.lower())
+    policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None
-    refuse_optimizers(optimizers, defers=skip is not None and policy_caller.defers)
     refuse_with_keys(tables, policy, skip)
     room = free_bytes(device)
     if room is not None and skip is not None:
         snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
         room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    return Outline(tuple(tables), tier, ranks, groups, policy_caller, device, optimizer, sizes, skip, table_optimizers)
+    return Outline(tuple(tables), tier, ranks, groups, policy_caller, device, optimizer, sizes, skip)
 
 
 def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
@@ -173,20 +168,6 @@ def refuse_with_keys(tables: Sequence[TableConfig], policy: Policy, skip: SkipCo
         got = 'unadmitted="zero" with a skip rule. Set unadmitted="shared", or skip nothing'
     if got:
         raise ConfigError(f"table {keyed[0].name!r}: expected settings that support keys, got {got}.")
-
-
-def refuse_optimizers(optimizers: Sequence[RowOptimizer], *, defers: bool) -> None:
-    """Refuse optimizers, one for each group, that a rule that defers does not support.
-
-    Raises:
-        ConfigError: for the first one.
-    """
-    names = sorted({type(optimizer).__name__ for optimizer in optimizers})
-    if defers and len(names) > 1:
-        raise ConfigError(
-            f"skip: expected one kind of row optimizer with a rule that defers updates, got {', '.join(names)}, for "
-            "which it defers different numbers. Skip nothing, or leave optimizer.tables (table_optimizers) out."
-        )
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
@@ -270,10 +251,7 @@ def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | No
     policy_caller = outline.policy_caller
     in_place = policy_caller.policy.misses == "host"
     own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
-    hosts = [
-        _make_host(group, group.optimizer_or(optimizer), tier.host, in_place=in_place, own_pages=own_pages)
-        for group in groups
-    ]
+    hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]
     devices: Sequence[DeviceTier]
     if mover.device.type == "cpu" and tier.device != "cpu-torch":
         slots = zip(hosts, sizes.slots, strict=True)

@@ -57,7 +57,7 @@ class Lane:
         """Return copies (n, D), (n, S) of rows; `with_waiting`: with deferred updates applied."""
         slots, has_values = self.planner.slots.slots_of(rows), self.planner.tracker.has_values(rows)
         weights = np.empty((len(rows), self.host.weights.shape[1]), self.host.dtype)
-        state = np.empty((len(rows), self.host.state.shape[1]), self.host.state_dtype)
+        state = np.empty((len(rows), self.host.state.shape[1]), np.float32)
         on_device, on_host = np.flatnonzero(slots >= 0), np.flatnonzero((slots < 0) & has_values)
         weights[on_device], state[on_device] = self.device.read(slots[on_device])
         self.host.copy_out(rows[on_host], weights, state, on_host)

@@ -249,15 +249,10 @@ class Pipeline:
         self.feedback.restart(number)
 
     def use_rate(self, lr: float) -> None:
-        """Set the learning rate; each table multiplies it by `lr_scale`. For the training thread.
-
-        The rate of tables with their own optimizer changes by the same factor.
-        """
+        """Set the learning rate; each table multiplies it by `lr_scale`. For the training thread."""
         self.rate = lr
         for lane in self.lanes:
-            group, optimizer = lane.group, lane.host.optimizer
-            rate = lr if group.own_optimizer is None else optimizer.lr * (lr / self._optimizer.lr)
-            lane.device.use(optimizer.at(rate * group.lr_scale))
+            lane.device.use(lane.host.optimizer.at(lr * lane.group.lr_scale))
 
     def start_training(self, ready: ReadyBatch) -> None:
         """Called by the training thread before a batch, when all earlier ones are trained."""

@@ -6,10 +6,9 @@ ranks *owned rows*.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from adaptive.embeddings.ranks.owners import Owners
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning import books
 from adaptive.kernels.vector.bfloat16 import BFLOAT16
-from adaptive.optim import RowOptimizer
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class Group:
     table_starts: NDArray[np.int64]  # (T + 1,) first row of each table, within the group
     table_keys: NDArray[np.uint64]  # (T,) seeds of initial values
     table_bounds: NDArray[np.float32]  # (T,)
-    own_optimizer: RowOptimizer | None  # None: that of all tables without one
 
     @property
     def embedding_dim(self) -> int:
@@ -65,13 +62,10 @@ class Group:
         """The type of stored values; uint16 holds bfloat16."""
         return BFLOAT16 if self.tables[0].dtype == "bfloat16" else np.dtype(np.float32)
 
-    def rounds_stochastically(self, optimizer: RowOptimizer) -> bool:
-        """Return True if updates round rows or their state at random."""
-        return self.tables[0].rounding == "stochastic" and BFLOAT16 in (self.dtype, optimizer.stored_dtype)
-
-    def optimizer_or(self, optimizer: RowOptimizer) -> RowOptimizer:
-        """Return the optimizer of these tables: their own, or `optimizer`."""
-        return self.own_optimizer or optimizer
+    @property
+    def rounds_stochastically(self) -> bool:
+        """True if updates round rows at random."""
+        return self.tables[0].rounding == "stochastic" and self.dtype == BFLOAT16
 
     @property
     def vector_bytes(self) -> int:
@@ -242,18 +236,14 @@ def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
     return features
 
 
-def make_groups(
-    tables: Sequence[TableConfig], seed: int, optimizers: Mapping[str, RowOptimizer] = MappingProxyType({})
-) -> tuple[Group, ...]:
-    """Group the tables by width, dtype, rate, optimizer, and keys; `optimizers`: table -> its own."""
+def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
+    """Group the tables by width, dtype, rate, and keys."""
     features = feature_order(tables)
     groups: list[Group] = []
     first_table = first_row = 0
-    kinds = [(*_kind(table), optimizers.get(table.name)) for table in tables]
-    for kind in dict.fromkeys(kinds):
-        members = tuple(table for table, of_table in zip(tables, kinds, strict=True) if of_table == kind)
-        optimizer = optimizers.get(members[0].name)
-        groups.append(_make_group(members, features, first_table, first_row, seed, optimizer))
+    for kind in dict.fromkeys(map(_kind, tables)):
+        members = tuple(table for table in tables if _kind(table) == kind)
+        groups.append(_make_group(members, features, first_table, first_row, seed))
         first_table += len(members)
         first_row += groups[-1].num_rows
     return tuple(groups)
@@ -284,7 +274,6 @@ def _make_group(
     first_table: int,
     first_row: int,
     seed: int,
-    optimizer: RowOptimizer | None,
 ) -> Group:
     starts = np.zeros(len(tables) + 1, np.int64)
     np.cumsum([table.num_rows for table in tables], out=starts[1:])
@@ -297,7 +286,6 @@ def _make_group(
         table_starts=starts,
         table_keys=np.array([table_key(table.name, seed) for table in tables], np.uint64),
         table_bounds=np.array(bounds, np.float32),
-        own_optimizer=optimizer,
     )
 
 

@@ -32,8 +32,8 @@ class Sizes:
 
 
 def row_bytes(group: Group, optimizer: RowOptimizer) -> int:
-    """Bytes of a row with its optimizer state; `optimizer`: that of tables without their own, here and below."""
-    return group.vector_bytes + group.optimizer_or(optimizer).state_bytes(group.embedding_dim)
+    """Bytes of a row with its optimizer state."""
+    return group.vector_bytes + optimizer.state_bytes(group.embedding_dim)
 
 
 def choose_slots(
@@ -239,7 +239,7 @@ def watched_bytes(
 
     def values(group: Group) -> int:
         dim, rows = group.embedding_dim, hot_rows(group, skip, optimizer)
-        return min(snapshots, rows) * dim + sums * rows * (dim + group.optimizer_or(optimizer).squares_width(dim))
+        return min(snapshots, rows) * dim + sums * rows * (dim + optimizer.squares_width(dim))
 
     return sum(4 * values(group) for group in groups)
 

@@ -39,7 +39,7 @@ class HostIO:
 class HostTier(ABC):
     """Rows with their optimizer state, moved by copying. Row numbers are local to the group.
 
-    Kernels may use `weights` (rows, D) of `dtype` and `state` (rows, S) of `state_dtype` in place; these have no rows
+    Kernels may use `weights` (rows, D) of `dtype` and `state` (rows, S) float32 in place; these have no rows
     in a tier that only copies.
     """
 
@@ -57,10 +57,9 @@ class HostTier(ABC):
         self.optimizer = optimizer
         self.io = HostIO()
         self._width, self.dtype = group.embedding_dim, group.dtype
-        self._state_width, self.state_dtype = optimizer.stored_width(self._width), optimizer.stored_dtype
+        self._state_width = optimizer.state_width(self._width)
         self.first_state = optimizer.settings()[steps.FIRST]
-        self.rounds_by_key = group.rounds_stochastically(optimizer)
-        self.stored_first_state = self.state_dtype.type(number_as_stored(self.first_state, self.state_dtype))
+        self.rounds_by_key = group.rounds_stochastically
 
     # --- moving rows -----------------------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class HostTier(ABC):
         """Debug: store NaN."""
         weights, state = self._empty(len(rows))
         weights.fill(number_as_stored(np.nan, self.dtype))
-        state.fill(number_as_stored(np.nan, self.state_dtype))
+        state.fill(np.nan)
         self.write(rows, weights, state)
 
     @abstractmethod
@@ -122,17 +121,17 @@ class HostTier(ABC):
         tables = group.undivided.table_starts, group.table_keys, group.table_bounds
         values, group_rows = (weights, state, to_rows), group.group_rows(rows)
         if self.row_keys is None:
-            bounds, inputs = shares(len(rows), self.threads), (*values, group_rows, *tables, self.stored_first_state)
+            bounds, inputs = shares(len(rows), self.threads), (*values, group_rows, *tables, self.first_state)
             if len(bounds) == 2:
                 initial.initial_rows(*inputs)
             else:
                 initial.initial_shares(bounds, *inputs)
         else:
             keys = self.row_keys[group_rows]
-            initial.initial_rows_by_key(*values, group_rows, keys, *tables, self.stored_first_state)
+            initial.initial_rows_by_key(*values, group_rows, keys, *tables, self.first_state)
 
     def _empty(self, num_rows: int) -> tuple[Rows, Rows]:
-        state = empty_rows(num_rows, self._state_width, self.state_dtype)
+        state = empty_rows(num_rows, self._state_width, np.dtype(np.float32))
         return empty_rows(num_rows, self._width, self.dtype), state
 
     # --- the tier as a whole ---------------------------------------------------------------------------------
@@ -166,7 +165,9 @@ class MemoryHost(HostTier):
         # Pages are taken when a row is first written.
         if own_pages or group.has_keys:
             self.weights = whole_pages(group.num_rows, self._width, self.dtype, is_capacity=group.has_keys)
-            self.state = whole_pages(group.num_rows, self._state_width, self.state_dtype, is_capacity=group.has_keys)
+            self.state = whole_pages(
+                group.num_rows, self._state_width, np.dtype(np.float32), is_capacity=group.has_keys
+            )
         else:
             self.weights, self.state = self._empty(group.num_rows)
 

@@ -71,7 +71,7 @@ class FileHost(HostTier):
 
     def _split(self, records: Floats) -> tuple[Rows, Rows]:
         """Return views of the weights and of the state in records."""
-        state = records[:, self._state_at :].view(self.state_dtype)
+        state = records[:, self._state_at :].view(np.float32)
         return records.view(self.dtype)[:, : self._width], state[:, : self._state_width]
 
     # --- moving rows -----------------------------------------------------------------------------------------

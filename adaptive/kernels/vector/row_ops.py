@@ -358,26 +358,5 @@ def _lower_store_number(context: Any, builder: Any, typed: Any, arguments: Any) 
     return context.get_dummy_value()
 
 
-def add_number(rows: Any, i: Any, d: Any, number: Any) -> Any:
-    """Add to the float32 that begins at rows[i, d], in arrays of bfloat16 two items; return the sum."""
-    total = rows[i, d : d + 4 // rows.dtype.itemsize].view(np.float32)
-    total += np.float32(number)
-    return total[0]
-
-
-callable_in_kernels(add_number, types.float32)
-
-
-@lower_builtin(add_number, types.VarArg(types.Any))
-def _lower_add_number(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
-    kinds = typed.args
-    place = row_place(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
-    column = context.cast(builder, arguments[2], kinds[2], types.int64)
-    at, align = builder.bitcast(builder.gep(place, [column]), FLOAT.as_pointer()), 2 if is_bfloat16(place) else 4
-    total = builder.fadd(builder.load(at, align=align), context.cast(builder, arguments[3], kinds[3], types.float32))
-    builder.store(total, at, align=align)
-    return total
-
-
 class Scalar:
     """Annotation of a parameter of a row operation."""

@@ -13,20 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import DIN, HSTU
-from .base import Inputs, Tasks
+from .attention import DIN
+from .base import Inputs
 from .crosses import DCN, DeepFM
 from .dlrm import DLRM, TBSM
-from .multi_task import MultiTask
-from .two_tower import TwoTower
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dcn": DCN,
     "deepfm": DeepFM,
-    "two-tower": TwoTower,
-    "multi-task": MultiTask,
     "din": DIN,
-    "hstu": HSTU,
 }
 
 
@@ -39,16 +34,14 @@ def build_model(name: str, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.
     Raises:
         ValueError: if it does not fit the samples.
     """
-    built: Any
+    model: nn.Module
     sizes = {"num_dense": inputs.num_dense, "num_features": inputs.num_features}
     if name == "tbsm":
-        built = TBSM(config, **sizes, steps=inputs.steps, seed=seed)
+        model = TBSM(config, **sizes, steps=inputs.steps, seed=seed)
     elif name == "dlrm":
-        built = DLRM(config, **sizes, seed=seed)
+        model = DLRM(config, **sizes, seed=seed)
     else:
-        built = MODELS[name](config, inputs, seed=seed)
-    built.loss = getattr(config, "loss", "log")  # exports from before there was this setting have none
-    model: nn.Module = built
+        model = MODELS[name](config, inputs, seed=seed)
     return model
 
 
@@ -82,7 +75,7 @@ class Widened(nn.Module):
         self, model: nn.Module, tables: Sequence[str], widths: Mapping[str, int], width: int, *, seed: int
     ) -> None:
         super().__init__()
-        self.model, self.width, self.loss = model, width, getattr(model, "loss", "log")
+        self.model, self.width = model, width
         self.tables = tuple(tables)
         numbered = enumerate(dict.fromkeys(tables))
         self.numbers = {table: number for number, table in numbered if widths.get(table, width) != width}
@@ -96,15 +89,10 @@ class Widened(nn.Module):
         self.spans = [slice(end - widths.get(table, width), end) for table, end in zip(tables, ends, strict=True)]
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Set the bias to log odds (T,), if the model can; see `start_at_base_rate`."""
+        """Set the bias to log odds (1,), if the model can; see `start_at_base_rate`."""
         set_output_bias = getattr(self.model, "set_output_bias", None)
         if set_output_bias is not None:
             set_output_bias(logits)
-
-    @property
-    def tasks(self) -> Tasks | None:
-        tasks = getattr(self.model, "tasks", None)
-        return tasks if isinstance(tasks, Tasks) else None
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Return the logits for `dense` and `vectors` (B, sum of widths), feature by feature."""

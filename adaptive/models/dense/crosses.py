@@ -64,7 +64,7 @@ class DCN(CheckedModel):
 
     @torch.no_grad()
     def set_output_bias(self, logits: Tensor) -> None:
-        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.loss.start_at_base_rate`."""
         self.last.bias.copy_(logits)
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class DeepFM(CheckedModel):
         self.deep = nn.Sequential(*layers((width, *config.deep_mlp, 1), generator, dropout=config.dropout))
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.loss.start_at_base_rate`."""
         set_last_bias(self.deep, logits)  # `self.bias` starts at 0
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:

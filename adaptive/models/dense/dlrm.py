@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from .base import check_shapes, feature_norm, precision
+from .base import check_shapes, precision
 from .interactions import aligned, concatenation, dot_interaction, num_dots
 from .layers import layers, set_last_bias
 
@@ -58,7 +58,6 @@ class DLRM(nn.Module):
         if num_dense:
             sizes = (num_dense, *config.bottom_mlp)
             self.bottom = nn.Sequential(*layers(sizes, generator, dropout=config.dropout), nn.ReLU(inplace=True))
-        self.feature_norm = feature_norm(config.feature_norm, num_features=num_features, width=config.embedding_dim)
         width = self._top_inputs()
         sizes = (width, *config.top_mlp)
         self.top = nn.Sequential(*layers(sizes, generator, columns=aligned(width), dropout=config.dropout))
@@ -74,13 +73,12 @@ class DLRM(nn.Module):
         return self.outputs(dense, pooled).squeeze(1)
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.loss.start_at_base_rate`."""
         set_last_bias(self.top, logits)
 
     def outputs(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Return the output of the top MLP, (B, its last size), for the arguments of `forward`."""
         check_shapes(self, dense, pooled, self.num_dense, self.num_features, self.config.embedding_dim)
-        pooled = self.feature_norm(pooled)
         with precision(dense, self.config):
             bottom = pooled.new_empty((pooled.shape[0], 0)) if self.bottom is None else self.bottom(dense)
         if self.config.interaction == "cat":
@@ -156,7 +154,7 @@ class TBSM(nn.Module):
         return logits.to(pooled.dtype).squeeze(1)
 
     def set_output_bias(self, logits: Tensor) -> None:
-        """Set the bias to log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        """Set the bias to log odds (1,); see `adaptive.models.loss.start_at_base_rate`."""
         set_last_bias(self.final, logits)
 
     def _vectors(self, dense: Tensor, pooled: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group, make_groups_without_keys
 from adaptive.errors import ConfigError
-from adaptive.optim import study_optimizer
 from adaptive.studies.profile import LeftOut, MovementPoint, MovementProfile
 from adaptive.studies.profile.id_trace import OnProgress, RowNumbers, mean_of
 from adaptive.studies.profile.step_profile import endless
@@ -71,7 +70,6 @@ def profile_movement(
     Raises:
         AdaptiveError: for settings that cannot be trained, or if no row is frequent enough to be watched.
     """
-    study_optimizer(config.optimizer)
     dataset = open_data(config) if dataset is None else dataset
     components = build(config, dataset, first_batches(config, dataset))
     with components.embeddings as embeddings, torch_settings(config):

@@ -11,7 +11,7 @@ from adaptive.data.key_numbers import number_keys
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
-from adaptive.optim import study_optimizer
+from adaptive.optim import row_optimizer
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.profile import Profile, StepProfile
 from adaptive.studies.profile.data_profile import MOST_BUDGETS, DataQuestion, profile_data
@@ -89,7 +89,7 @@ def profile(
     width = int(config.model_options.get("embedding_dim", 16))
     numbered = number_keys(dataset, question.data.samples)
     (group,) = make_groups(study_tables(config, numbered, width), config.seed)
-    size = row_bytes(group, study_optimizer(config.optimizer))
+    size = row_bytes(group, row_optimizer(config.optimizer))
     result, machine = Profile(config.data), None
     if "data" in question.parts:
         budgets = _budgets(question.memory, group, size)

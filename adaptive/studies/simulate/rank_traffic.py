@@ -26,9 +26,7 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.embeddings.ranks.owners import BITS, SIZE, Owners
 from adaptive.embeddings.ranks.transport import header_size
 from adaptive.errors import ConfigError, InputError
-from adaptive.models.dense.base import Inputs
-from adaptive.models.factory import AnyConfig, model_config
-from adaptive.models.model_settings import TwoTowerConfig
+from adaptive.models.factory import model_config
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import drops_inputs
 from adaptive.studies.simulate.simulated_run import OnProgress
@@ -43,13 +41,12 @@ MAX_RANKS: Final = SIZE  # each rank needs a bucket of rows
 
 @dataclass
 class SentBytes:
-    """Bytes by kind of message; `items` are vectors of items and their gradients (`loss = in_batch_softmax`)."""
+    """Bytes by kind of message."""
 
     requests: float = 0
     vectors: float = 0
     gradients: float = 0
     dense: float = 0
-    items: float = 0
     predictions: float = 0
     headers: float = 0
 
@@ -125,12 +122,9 @@ def simulate_rank_traffic(
     shape = model_config(config.model, config.model_options, inputs)
     tables = build_tables(dataset, shape.embedding_dim, shape.widths)
     groups = make_groups_without_keys(shape.format_rows(tables), config.seed)
-    weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
+    weights = dense_weights(config, dataset)
     row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
-    counted = [
-        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value, _item_bytes(shape, inputs))
-        for size in dict.fromkeys(sizes)
-    ]
+    counted = [_Counted(size, config.ranks.blocks or size, groups, weights, row_value) for size in dict.fromkeys(sizes)]
     finders = [DistinctFinder(group) for group in groups]
     batches = samples = lookups = distinct = 0
     total = total_steps(config, dataset)
@@ -164,14 +158,6 @@ def simulate_rank_traffic(
     )
 
 
-def _item_bytes(shape: AnyConfig, inputs: Inputs) -> tuple[int, int] | None:
-    """Return bytes of an item with features, label and vector, and of the vector, if items are negatives."""
-    if not isinstance(shape, TwoTowerConfig) or shape.loss != "in_batch_softmax":
-        return None
-    features, vector = sum(table not in shape.user_tables for table in inputs.tables), VALUE * shape.tower_mlp[-1]
-    return 2 * VALUE * features + VALUE * (len(shape.item_dense) + 1) + vector, vector
-
-
 def _check_sizes(sizes: Sequence[int], blocks: int | None) -> None:
     most = MAX_RANKS if blocks is None else min(blocks, MAX_RANKS)
     for size in sizes:
@@ -203,7 +189,6 @@ class _Counted:
 
     Attributes:
         row_value: bytes of a value of rows and their gradients; rows in bfloat16 take 2.
-        items: see `_item_bytes`.
         sent: by all ranks in all batches.
         rows: requested, including those of the rank itself.
         load: largest over mean requests of the owners, summed over batches.
@@ -213,9 +198,7 @@ class _Counted:
     blocks: int
     groups: Sequence[Group]
     weights: int
-    labels: int
     row_value: int
-    items: tuple[int, int] | None
     owners: list[Owners] = field(init=False)
     sent: SentBytes = field(default_factory=SentBytes)
     rows: int = 0
@@ -245,12 +228,7 @@ class _Counted:
             slices = np.diff([rank * self.weights // self.size for rank in range(self.size + 1)])
             exchanges, dense = EXCHANGES + 1, int(filled @ (self.weights - slices)) + self.weights * others
         self.sent.dense += VALUE * dense
-        if self.items is not None:
-            exchanges += 2
-            starts = bounds * batch.num_samples // self.blocks
-            of_others = int(filled @ (batch.num_samples - np.diff(starts)))
-            self.sent.items += others * self.items[0] * batch.num_samples + self.items[1] * of_others
-        scores = VALUE * (2 * self.labels + ("weight" in batch.extras)) * batch.num_samples
+        scores = VALUE * (2 + ("weight" in batch.extras)) * batch.num_samples
         self.sent.predictions += others * (24 * self.size + 8 * blocks + scores)
         self.sent.headers += exchanges * header_size(self.size) * others * self.size
 

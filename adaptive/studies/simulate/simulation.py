@@ -22,7 +22,7 @@ from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
-from adaptive.optim import study_optimizer
+from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulate.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
 from adaptive.studies.step_model import Machine, StepTimes, Traffic, expected_ms, step_ms
@@ -184,7 +184,7 @@ def simulate_group(
     config, (dataset, group) = cases[0][1], data
     held = config.tier.held_rows or held_rows(first_batches(config, dataset), config.depth)
     tier = config.tier.model_copy(update={"held_rows": held})
-    setup = Setup(group, study_optimizer(config.optimizer), tier, config.depth)
+    setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)
     streams = _streams(setup, cases, sizes)
     sample = prepare([run.policy for stream in streams for _, _, run in stream.runs], config, dataset)
     with nullcontext(StopRequest()) if stop is None else stop_request(stop) as stopped:

@@ -26,8 +26,8 @@ EXPECTED: Final = (
 RANKS_LEGEND: Final = (
     "Bytes are what a rank sends in an average step. rows per rank: distinct rows that a rank requests from all "
     "owners, itself included. requests: which rows. vectors: the rows. gradients: one summed gradient per row. dense: "
-    "slices of dense gradients and their sums. rest: predictions, losses, headers, vectors of items for in-batch "
-    "softmax. saturated: the total if that share of the requests is for saturated rows, whose gradients are not sent. "
+    "slices of dense gradients and their sums. rest: predictions, losses, headers. saturated: the total if "
+    "that share of the requests is for saturated rows, whose gradients are not sent. "
     "owners: requests to the busiest owner over the mean. pooled by table, by row: bytes if pooled vectors and their "
     "gradients were sent, with whole tables, or with a part of each table, on each rank."
 )
@@ -143,7 +143,7 @@ def rank_traffic_document(result: TrafficForecast) -> Document:
     rows = [titles]
     for ranks in result.ranks:
         sent = ranks.bytes
-        sizes = [sent.requests, sent.vectors, sent.gradients, sent.dense, sent.items + sent.predictions + sent.headers]
+        sizes = [sent.requests, sent.vectors, sent.gradients, sent.dense, sent.predictions + sent.headers]
         rows.append(
             [
                 *map(count_text, (ranks.ranks, ranks.samples_per_rank, ranks.distinct_rows_per_rank)),

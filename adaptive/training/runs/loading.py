@@ -19,14 +19,13 @@ from adaptive.data.dataset import Dataset, DataShape, shape_of
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
-from adaptive.models.tasks import loss_of
 from adaptive.plugins import refuse_unnamed
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
 from adaptive.training.components import Components, build, open_data, torch_settings
 from adaptive.training.evaluation import corrected, evaluate, predict
 from adaptive.training.runs.distributed import readers_of, reporting_errors, versions
-from adaptive.training.runs.run import group_feature, quality_numbers
+from adaptive.training.runs.run import group_feature, one_class_text, quality_numbers
 from adaptive.training.runs.run_record import FOLDER, Json, check_same_data, config_of, recorded_shape, resolve_paths
 from adaptive.training.runs.state import restore_weights
 from adaptive.training.telemetry.progress import Progress
@@ -75,15 +74,14 @@ class LoadedRun:
         return data.get("schema") if isinstance(data, dict) else None
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[NDArray[np.float32]]:
-        """Yield the predictions of each batch: probabilities (B,), or (B, T) for several labels, or numbers (mse).
+        """Yield the predictions of each batch: probabilities (B,).
 
         Raises:
             InputError: for batches that do not fit the tables.
             NonFiniteError: for a logit that is not finite.
         """
         for logits in predict(self.embeddings, self.model, batches):
-            is_number = loss_of(self.model) == "mse"
-            yield logits if is_number else probabilities(corrected(logits, self.shape.keep_negatives))
+            yield probabilities(corrected(logits, self.shape.keep_negatives))
 
     @property
     def vocabulary_folder(self) -> Path:
@@ -260,7 +258,6 @@ def evaluate_run(
                 batches,
                 by=position,
                 in_turn=not ranks.is_local,
-                ranks_items=True,
                 keep_negatives=run.shape.keep_negatives,
             )
     if not evaluation.samples:
@@ -271,6 +268,8 @@ def evaluate_run(
     if stream is not None:
         with contextlib.closing(Progress(stream, run.steps)) as progress:
             progress.write(evaluation_record(evaluation, run.steps))
+        if evaluation.auc is None:
+            stream.write(f"warning: {one_class_text(evaluation)}, so there is no AUC. Use other data.\n")
     facts = {"schema": SCHEMA, "run_dir": str(run.path), "policy": run.record["config"]["policy"], "steps": run.steps}
     if data is not None:
         facts["data"] = data
@@ -340,7 +339,7 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
 def _check_shape(run: LoadedRun, shape: DataShape) -> None:
     trained = run.shape
     # samples can be scored without them
-    shape = replace(shape, labels=trained.labels, widths=trained.widths, key_rules=trained.key_rules)
+    shape = replace(shape, widths=trained.widths, key_rules=trained.key_rules)
     shape = replace(shape, row_dtypes=trained.row_dtypes)
     if not (shape.dense_names and trained.dense_names):  # not every format names its dense inputs
         shape = replace(shape, dense_names=trained.dense_names)

@@ -17,7 +17,6 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import BUILT_IN
 from adaptive.errors import ConfigError, InputError, RanksError
-from adaptive.models.tasks import tasks_of
 from adaptive.plugins import code_flags
 from adaptive.policy import SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
@@ -25,6 +24,7 @@ from adaptive.storage.run_directory import RunDirectory, newest_first
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import Components, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
+from adaptive.training.quality import StreamingLogLoss
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, ranks_summary
 from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience
 from adaptive.training.runs.loop import DataPosition, Loop
@@ -165,8 +165,7 @@ class Run:
         self._reached: Evaluation | None = None  # the evaluation that ended training
         self._total = total_steps(config, dataset)
         self._table_rows = {table.name: table.num_embeddings for table in components.tables}
-        tasks = tasks_of(components.model)
-        self.recorder = Recorder(components.embeddings, log_every=config.log_every, tasks=tasks)
+        self.recorder = Recorder(components.embeddings, log_every=config.log_every)
         if left:
             repeats = left.reached.place.is_evaluated_next(config.steps)
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, repeats_evaluation=repeats)
@@ -177,6 +176,7 @@ class Run:
             components.optimizer,
             recorder=self.recorder,
             set_rates=partial(set_rates, config, components),
+            positive_weight=config.positive_weight,
         )
         damaged = left.damaged if left else ()
         self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
@@ -194,6 +194,7 @@ class Run:
             raise
         except RanksError as error:
             raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
+        self._print(constant_label_text(self.recorder.log_loss))
         summary = self._summary(evaluation)
         self.directory.finish(cast(dict[str, object], summary))
         text = summary_text(summary, self.recorder.totals, table_rows=self._table_rows)
@@ -266,11 +267,15 @@ class Run:
             self.components.model,
             batches,
             by=self._by,
-            ranks_items=True,
             keep_negatives=self.dataset.keep_negatives,
         )
         if stop or not evaluation.samples:
             return None
+        if evaluation.auc is None and not any(record.auc is None for record in self.recorder.evaluations):
+            goals = [f"save={self.config.save}"] if self.config.save == "best" else []
+            goals += [] if self.config.patience is None else [f"patience={self.config.patience}"]
+            does_nothing = f", and {' and '.join(goals)} cannot compare evaluations" if goals else ""
+            self._print(f"warning: {one_class_text(evaluation)}, so there is no AUC{does_nothing}. Use other data.")
         self.recorder.write_evaluation(evaluation)
         best = best_evaluation(self.recorder.evaluations)
         if self.config.save == "best" and best is not None and best.step == self.recorder.steps:
@@ -330,31 +335,44 @@ class Run:
 
 
 def quality_numbers(evaluation: Evaluation) -> QualitySummary:
-    """The evaluation as a part of the summary; GAUC and labels only if they were evaluated."""
+    """The evaluation as a part of the summary; GAUC only if it was evaluated."""
     numbers = asdict(evaluation)
     samples = numbers.pop("samples")
-    quality = {name: value for name, value in numbers.items() if name not in _OPTIONAL or value not in (None, {})}
+    quality = {name: value for name, value in numbers.items() if name not in _OPTIONAL or value is not None}
     if evaluation.gauc_groups is not None:
         quality["gauc"] = evaluation.gauc
     return cast(QualitySummary, {"auc_of": "evaluation", "eval_samples": samples, **quality})
 
 
-_OPTIONAL = ("gauc", "gauc_groups", "labels", "ranking", "mse", "mae")
+def one_class_text(evaluation: Evaluation) -> str:
+    """Say that all evaluated samples have one label."""
+    label = 0 if evaluation.calibration is None else 1
+    return f"all {evaluation.samples:,} evaluated samples have label {label}"
+
+
+def constant_label_text(losses: StreamingLogLoss) -> str:
+    """Return a warning if all trained samples have one label, else an empty text."""
+    if not losses.weight or 0 < losses.positive_weight < losses.weight:
+        return ""
+    label = int(losses.positive_weight > 0)
+    return (
+        f"warning: all {losses.num_samples:,} trained samples have label {label}, so the model learns nothing else and "
+        "its accuracy says nothing. Check the label's column and rule, and the order of the data."
+    )
+
+
+_OPTIONAL = ("gauc", "gauc_groups")
 
 
 def quality_of_training(recorder: Recorder) -> QualitySummary:
     """Quality on training batches, predicted before they were trained."""
-    quality: QualitySummary = {
+    return {
         "auc_of": "training",
         "auc": recorder.auc.value(),
         "log_loss": recorder.log_loss.value(),
         "accuracy": recorder.auc.accuracy(),
         "eval_samples": 0,
     }
-    if recorder.each.streams:
-        of_labels = recorder.each.quality().items()
-        quality["labels"] = {name: cast(QualitySummary, asdict(of_label)) for name, of_label in of_labels}
-    return quality
 
 
 def group_feature(name: str | None, features: Sequence[str], setting: str = "eval_by") -> int | None:

@@ -15,9 +15,9 @@ from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import CheckpointError, ConfigError, DeviceMemoryError
+from adaptive.models.loss import start_at_base_rate
 from adaptive.models.model_settings import OPTIONS
 from adaptive.models.paper_presets import PRESETS
-from adaptive.models.tasks import start_at_base_rate
 from adaptive.policy import arranges
 from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.checkpoint import Checkpoint
@@ -218,8 +218,8 @@ def _train_in(directory: RunDirectory, config: TrainConfig, stream: TextIO | Non
     compile_s = rehearse(config, dataset, sample, stream) if ranks.is_local else 0.0
     components = build(config, dataset, sample, ranks)
     with components.embeddings:
-        refuse_unreachable(config, components, dataset)
-        start_at_base_rate(components.model, dataset.train(config.batch_size))
+        refuse_unreachable(config, dataset)
+        start_at_base_rate(components.model, dataset.train(config.batch_size), positive_weight=config.positive_weight)
         load_initial_weights(components, config)
         components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
         directory.begin(
@@ -267,7 +267,7 @@ def plan_run(config: TrainConfig) -> RunPlan:
     sample = first_batches(config, dataset)
     components = outline(config, dataset, sample)
     embeddings = components.embeddings
-    refuse_unreachable(config, components, dataset)
+    refuse_unreachable(config, dataset)
     needed = rows_in_flight(config, components, sample)
     refuse_too_few(config, components, sample, needed)
     plan: RunPlan = {

@@ -83,8 +83,6 @@ class Progress:
         elif isinstance(record, EvalRecord):
             quality = f"AUC {score_text(record.auc)}, log loss {score_text(record.log_loss)}, "
             quality += f"accuracy {accuracy_text(record.accuracy)}"
-            if record.mse is not None:
-                quality = f"MSE {score_text(record.mse)}, MAE {score_text(record.mae)}"
             self._line(f"evaluation after step {record.step}: {quality}, {count_text(record.samples)} samples")
 
     def close(self) -> None:

@@ -169,9 +169,6 @@ class IntervalRecord:
     samples_read: int | None = None  # so far, with those that a rule dropped; None: all are trained
     compiled: bool = field(default=False, compare=False)  # a kernel was compiled, so the interval counts in no speed
     accuracy: float | None = None  # running, of training's predictions
-    labels: dict[str, dict[str, float | None]] = field(
-        default_factory=dict
-    )  # running quality of each label of a multi-task model
     ranks: list[dict[str, float]] = field(default_factory=list)  # per rank: sums of `RankTraffic`
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
@@ -187,11 +184,6 @@ class EvalRecord:
     accuracy: float | None = None  # share of predictions on the correct side of 0.5
     calibration: float | None = None  # predicted over observed positives
     gauc: float | None = None  # if `eval_by` names a feature
-    mse: float | None = None  # of a model with loss = mse; so is the next
-    mae: float | None = None
-    labels: dict[str, dict[str, float | None]] = field(
-        default_factory=dict
-    )  # quality of each label of a multi-task model
     samples_read: int | None = None  # by training so far, with those that a rule skipped
     seconds: float | None = field(default=None, compare=False)  # of training so far; see `RunTotals.seconds_later`
     cpu_seconds: float | None = field(default=None, compare=False)  # processor time of the same
@@ -447,12 +439,10 @@ def interval_numbers(record: IntervalRecord, steps: int, *, skips: bool = True) 
 
     Tags with `so_far` are since the start of the run, with each batch predicted before it was trained.
     """
-    each = {f"_{label}": quality for label, quality in record.labels.items()}
     return {
         f"{TRAINING}/loss": record.loss,
         **{f"{TRAINING}/{name}_so_far": getattr(record, name) for name in QUALITY},
         f"{TRAINING}/samples_per_s": record.samples_per_s,
-        **{f"{TRAINING}/{name}_so_far{end}": q.get(name) for end, q in each.items() for name in QUALITY[:2]},
         f"{TIERS}/device_rows": record.device_rows,
         **count_numbers(sum_tables(list(record.tables.values())), steps, skips=skips),
         **{f"{TIME}/{stage}_ms": value for stage, value in record.time_ms.items()},
@@ -460,10 +450,9 @@ def interval_numbers(record: IntervalRecord, steps: int, *, skips: bool = True) 
     }
 
 
-MORE_QUALITY: Final = ("calibration", "gauc", "mse", "mae")
+MORE_QUALITY: Final = ("calibration", "gauc")
 
 
 def evaluation_numbers(record: EvalRecord) -> Numbers:
-    """Return tag -> quality on held-out data, also for each label of a multi-task model."""
-    each = {f"{EVALUATION}/{name}_{label}": q.get(name) for label, q in record.labels.items() for name in QUALITY}
-    return {f"{EVALUATION}/{name}": getattr(record, name) for name in (*QUALITY, *MORE_QUALITY)} | each
+    """Return tag -> quality on held-out data."""
+    return {f"{EVALUATION}/{name}": getattr(record, name) for name in (*QUALITY, *MORE_QUALITY)}

@@ -18,9 +18,8 @@ from adaptive.embeddings.engine.statistics import Statistics
 from adaptive.embeddings.planning.policy_calls import OF_RULE
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.jit import compilation
-from adaptive.models.tasks import Tasks
 from adaptive.policy import inputs_of
-from adaptive.training.evaluation import Evaluation, PerLabel
+from adaptive.training.evaluation import Evaluation
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss
 from adaptive.training.telemetry.jsonl import from_json, to_json
 from adaptive.training.telemetry.record import (
@@ -87,7 +86,6 @@ class RecorderState(BaseModel):
     uncounted: list[float] | None  # samples read, seconds, processor seconds and steps that count in no speed
     ranks_steps: int = Field(ge=0)
     log_loss: LossSums
-    each: dict[str, LossSums]
 
 
 class Recorder:
@@ -97,15 +95,11 @@ class Recorder:
         steps, samples: trained so far.
         loss: weighted mean of the latest batch, predicted before it was trained.
         totals: sums over all written intervals.
-        auc (and accuracy), log_loss: quality on training batches, each predicted before it was trained; first label.
+        auc (and accuracy), log_loss: quality on training batches, each predicted before it was trained.
             Weighted, so with inputs dropped by a rule it estimates that of all inputs.
-        each: the same for each label of a multi-task model.
         evaluations: records of evaluations so far.
         sinks: destinations of records.
     """
-
-    of_numbers = False
-    """True if the model predicts numbers, which have no AUC and no log loss; set by the trainer."""
 
     def __init__(
         self,
@@ -113,7 +107,6 @@ class Recorder:
         sinks: Sequence[Sink] = (),
         *,
         log_every: int = 20,
-        tasks: Tasks | None = None,
         now: Callable[[], float] = time.perf_counter,
         cpu_now: Callable[[], float] = time.process_time,
     ) -> None:
@@ -122,14 +115,13 @@ class Recorder:
             embeddings: its statistics are read at the end of each interval.
             sinks: closed by `close`.
             log_every: steps per interval.
-            tasks: labels of a multi-task model.
             now, cpu_now: clock and processor time in seconds; tests pass their own.
         """
         self.steps = 0
         self.samples = 0
         self.loss = math.nan
         self.totals = RunTotals()
-        self.auc, self.log_loss, self.each = StreamingAUC(), StreamingLogLoss(), PerLabel(tasks)
+        self.auc, self.log_loss = StreamingAUC(), StreamingLogLoss()
         self.evaluations: list[EvalRecord] = []
         self.sinks = sinks
         self._embeddings, self._log_every, self._now, self._cpu_now = embeddings, log_every, now, cpu_now
@@ -157,7 +149,7 @@ class Recorder:
 
         Args:
             loss: mean of the samples' losses times weights.
-            logits, labels: (B,) or (B, T).
+            logits, labels: (B,).
             weights: (B,), or (0,) if all are 1.
         """
         self.steps += 1
@@ -183,12 +175,8 @@ class Recorder:
         ended, cpu_ended = self._now(), self._cpu_now()
         logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
         weights = np.concatenate(self._weights)
-        if logits.ndim > 1:
-            self.each.update(logits, labels, weights)
-            logits, labels = logits[:, 0], labels[:, 0]
-        if not self.of_numbers:
-            self.auc.update(logits, labels, weights)
-            self.log_loss.update(logits, labels, weights)
+        self.auc.update(logits, labels, weights)
+        self.log_loss.update(logits, labels, weights)
         times = ended - self._started, cpu_ended - self._cpu_started
         record = self._interval(self._embeddings.statistics.take(), *times)
         self.totals.add(record)
@@ -217,21 +205,17 @@ class Recorder:
             uncounted=None if totals.uncounted is None else list(totals.uncounted),
             ranks_steps=totals.ranks_steps,
             log_loss=LossSums(**vars(self.log_loss)),
-            each={name: LossSums(**vars(losses)) for name, (_, losses) in self.each.streams.items()},
         )
 
     def auc_counts(self) -> dict[str, NDArray[np.int64]]:
         """Return the arrays that belong to `state`, by name."""
-        each = {f"{AUC_COUNTS}.{name}": auc.counts for name, (auc, _) in self.each.streams.items()}
-        return {AUC_COUNTS: self.auc.counts, **each}
+        return {AUC_COUNTS: self.auc.counts}
 
     def restore(self, state: RecorderState, auc_counts: Mapping[str, NDArray[np.int64]]) -> None:
         """Restore the results of `state` and `auc_counts`; invalid ones raise any error."""
         so_far = from_json(state.so_far.model_dump())
         if not isinstance(so_far, IntervalRecord):
             raise ValueError("expected an interval as the record of all steps so far, got another record")
-        for name in self.each.streams:
-            self.each.streams[name] = StreamingAUC(auc_counts[f"{AUC_COUNTS}.{name}"]), state.each[name].restored()
         self.auc, self.log_loss = StreamingAUC(auc_counts[AUC_COUNTS]), state.log_loss.restored()
         self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
         self.totals = RunTotals()
@@ -276,7 +260,6 @@ class Recorder:
             auc=self.auc.value(),
             accuracy=self.auc.accuracy(),
             log_loss=self.log_loss.value(),
-            labels={name: asdict(quality) for name, quality in self.each.quality().items()},
             hit_rate=whole.hit_rate,
             row_hit_rate=whole.row_hit_rate,
             tables=tables,
@@ -297,9 +280,8 @@ class Recorder:
 
 def evaluation_record(evaluation: Evaluation, step: int) -> EvalRecord:
     """Return the record of an evaluation after `step` batches."""
-    names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc", "mse", "mae")
-    labels = {name: asdict(quality) for name, quality in evaluation.labels.items()}
-    return EvalRecord(step=step, labels=labels, **{name: getattr(evaluation, name) for name in names})
+    names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc")
+    return EvalRecord(step=step, **{name: getattr(evaluation, name) for name in names})
 
 
 def _update_norms(taken: Statistics) -> Histogram | None:

@@ -69,7 +69,7 @@ class SkipShares(TypedDict, total=False):
 
 
 class QualitySummary(TypedDict, total=False):
-    """Quality of the final evaluation, else of training's predictions. With loss = mse, only `mse` and `mae`."""
+    """Quality of the final evaluation, else of training's predictions."""
 
     auc_of: str  # "evaluation" or "training"
     eval_samples: int
@@ -81,10 +81,6 @@ class QualitySummary(TypedDict, total=False):
     calibration: float | None
     gauc: float | None
     gauc_groups: int
-    mse: float
-    mae: float
-    labels: "dict[str, QualitySummary]"
-    ranking: Mapping[str, float]  # recall@k and ndcg@k of a model that ranks items
 
 
 class InputSummary(TypedDict, total=False):
@@ -235,7 +231,7 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
 
 
 def _quality_lines(summary: RunSummary) -> list[str]:
-    """Lines of quality, one more for each label of a multi-task model."""
+    """Lines of quality."""
     calibration, gauc = summary.get("calibration"), summary.get("gauc")
     more = "" if calibration is None else f", calibration {calibration:.3f}"
     if gauc is not None:
@@ -245,17 +241,8 @@ def _quality_lines(summary: RunSummary) -> list[str]:
             more += f", on {count_text(summary['eval_samples'])} held-out samples"
         case "training":
             more += ", on training batches, each predicted before it was trained"
-    if "mse" in summary:
-        return [f"MSE {score_text(summary['mse'])}, MAE {score_text(summary['mae'])}{more}"]
-    judged: list[tuple[str, QualitySummary, str]] = [("", summary, more)]
-    judged += [(f"  label {name}: ", quality, "") for name, quality in summary.get("labels", {}).items()]
-    ranking = ", ".join(f"{name} {score_text(value)}" for name, value in summary.get("ranking", {}).items())
-    lines = [f"ranks of the held-out items among all: {ranking}"] if ranking else []
-    return lines + [
-        f"{name}AUC {score_text(quality['auc'])}, log loss {score_text(quality['log_loss'])}, "
-        f"accuracy {accuracy_text(quality['accuracy'])}{end}"
-        for name, quality, end in judged
-    ]
+    quality = f"AUC {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}"
+    return [f"{quality}, accuracy {accuracy_text(summary['accuracy'])}{more}"]
 
 
 def _best_line(summary: RunSummary) -> list[str]:

@@ -311,3 +311,15 @@ def test_a_checksum_sees_each_word_and_its_place(words: list[int], data: st.Data
         assert actual != checksum(other)
         rolled = np.roll(array, 1)
         assert (checksum(rolled) == actual) == (rolled == array).all()
+
+
+def test_weights_of_samples_are_stored(tmp_path: Path) -> None:
+    source = make_text(tmp_path)
+    schema = 'weight = { column = "d" }\n' + SCHEMA.replace('[[dense]]\ncolumns = ["d"]\n', "")
+    (tmp_path / "schema.toml").write_text(schema)
+    prepare(source, options(tmp_path, holdout=0.25), tmp_path / "out")
+    stored = open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions())
+    original = open_dataset(source, options(tmp_path, holdout=0.25))
+    for part in ("train", "evaluation"):
+        for found, expected in zip(getattr(stored, part)(7), getattr(original, part)(7), strict=True):
+            assert found.extras["weight"].tolist() == expected.extras["weight"].tolist()

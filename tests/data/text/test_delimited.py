@@ -363,3 +363,34 @@ def test_a_candidate_with_a_row_for_missing_ids_shares_the_table_of_a_bag(tmp_pa
         (batch,) = data.train(10)
         ids = {f.name: batch.ids[batch.feature_span(n)].tolist() for n, f in enumerate(data.features)}
         assert ids == {"item": [2, 4], "items": [0, 1, 3, 2]}
+
+
+WEIGHTED = """
+label = { column = "y" }
+weight = { column = "w" }
+dense = [{ columns = ["a", "b"] }]
+categorical = [{ columns = ["user"], kind = "int", num_embeddings = 9 }]
+"""
+LINES = ["y,a,w,b,user", "1,0.5,2,3,1", "0,,0,4,2", "1,1,0.25,5,3"]
+
+
+def test_weights_of_samples_are_no_dense_inputs(tmp_path: Path) -> None:
+    data = opened(tmp_path, WEIGHTED, "\n".join(LINES) + "\n", holdout=0.33)
+    assert data.num_dense == 2 and data.dense_names == ("a", "b")
+    batch = next(data.train(10))
+    assert batch.extras["weight"].tolist() == [2, 0] and batch.extras["weight"].dtype == np.float32
+    assert batch.dense.tolist() == [[0.5, 3], [0, 4]]
+    assert next(data.evaluation(10)).extras["weight"].tolist() == [0.25]
+
+
+@pytest.mark.parametrize(("text", "got"), [("", "an empty field"), ("-1", "-1"), ("inf", "inf")])
+def test_weights_that_are_none(tmp_path: Path, text: str, got: str) -> None:
+    lines = [*LINES, f"1,1,{text},5,3"]
+    data = opened(tmp_path, WEIGHTED, "\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=rf"data.csv:5: .*(expected a weight of at least 0, got {got}|{got})"):
+        list(data.train(10))
+
+
+def test_samples_to_score_need_no_weight(tmp_path: Path) -> None:
+    data = opened(tmp_path, WEIGHTED, "a,b,user\n1,2,3\n", label_optional=True)
+    assert data.num_dense == 2 and data.dense_names == ("a", "b")

@@ -155,7 +155,7 @@ def test_what_it_is_can_be_read() -> None:
         "  kind: 20 x 4, mean\n"
         "  device tier: 40 of 80 rows, 0.0 MiB (as set)\n"
         "  device cpu, host memory\n"
-        "  policy LFU, skip rule Defer, optimizer Adam(lr=0.01, weight_decay=0.0, state_dtype='float32', eps=1e-08, "
+        "  policy LFU, skip rule Defer, optimizer Adam(lr=0.01, weight_decay=0.0, eps=1e-08, "
         "beta1=0.9, beta2=0.999)\n"
         ")"
     )

@@ -15,7 +15,7 @@ from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.kernels.rows.cpu import decay, deferred, drift, initial, move, pool, update
 from adaptive.kernels.vector.bfloat16 import NO_KEYS, narrow, widen
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
+from adaptive.optim import SGD, RowOptimizer
 
 Keys = NDArray[np.uint64]
 NOTHING = np.zeros(0, np.float32)
@@ -89,37 +89,6 @@ def test_deferred_sums_are_rounded_when_applied(
                 np.empty((2 * deferred.BLOCK, dim + 1), np.float32),
             )  # fmt: skip
         rows.assert_rounded(LOCATIONS[written], keys[written] if len(keys) else keys)
-
-
-@both
-@pytest.mark.parametrize("optimizer", [Adagrad(0.2, initial_accumulator=0.5), Adam(0.1, beta2=0.9)])
-@pytest.mark.parametrize("nearest", [False, True])
-@pytest.mark.parametrize("dim", [1, 17])
-def test_state_is_rounded_part_by_part(choose: Choose, optimizer: RowOptimizer, dim: int, nearest: bool) -> None:
-    """Two updates of five rows in float32: the sums, or both moments and the exact count, as the twin rounds them."""
-    rng, rows, keys = np.random.default_rng(0), TwoTiers(optimizer, dim), keys_of(5, 1, nearest=nearest)
-    halves = [rows.device.copy(), stored_state(optimizer, rows.device_state),
-              rows.host.copy(), stored_state(optimizer, rows.host_state)]  # fmt: skip
-    segments, vectors, norms = np.arange(6), np.arange(5, dtype=np.int32), np.empty((2, 5), np.float32)
-    for _ in range(2):
-        sums = LOCATIONS, segments, vectors, NOTHING, random_rows(rng, 5, dim)
-        for number, (tables, kept) in enumerate(((halves, keys), (rows.tables, NO_KEYS))):
-            choose(update.update)(*sums, *tables, *rows.rule[:3], kept, norms[number], np.empty((2, dim), np.float32))
-        for location, key in zip(LOCATIONS, keys if len(keys) else np.zeros(5, np.uint64), strict=True):
-            state = (rows.device_state if location >= 0 else rows.host_state)[max(location, ~location)]
-            reference.round_state(state, dim, int(key))
-        for stored, expected in zip(halves, rows.tables, strict=True):
-            values = optimizer.as_float32(stored) if stored.dtype == np.uint16 else stored
-            np.testing.assert_array_equal(values, expected)
-        np.testing.assert_array_equal(*norms)
-    assert optimizer.counts == 0 or optimizer.as_float32(halves[1])[2, -1] == 2
-
-
-def stored_state(optimizer: RowOptimizer, state: Floats) -> NDArray[np.uint16]:
-    """State (n, S) as arrays in bfloat16 have it."""
-    end = state.shape[1] - optimizer.counts
-    counts = np.ascontiguousarray(state[:, end:]).view(np.uint16)
-    return np.concatenate([narrow(state[:, :end]), counts], axis=1)
 
 
 @both

@@ -57,7 +57,7 @@ def test_two_days_are_one_run_bit_for_bit(
     tmp_path: Path, days: tuple[str, str], optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the first day has all samples from which the base rate is counted."""
-    monkeypatch.setattr("adaptive.models.tasks.BASE_RATE_SAMPLES", 512)
+    monkeypatch.setattr("adaptive.models.loss.BASE_RATE_SAMPLES", 512)
     options = {"optimizer": {"name": optimizer}, "dense_optimizer": {"name": "adam"}}
     train_run(config(tmp_path, f"csv:{days[0]},{days[1]}", "both", HASHED, **options))
     train_run(config(tmp_path, f"csv:{days[0]}", "first", HASHED, **options))

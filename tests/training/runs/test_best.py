@@ -1,9 +1,12 @@
 """`save=best` keeps the weights of the best evaluation, those of a run that ended there; `patience` ends a run."""
 
+import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.interrupted import Killed
@@ -147,3 +150,49 @@ def test_the_best_needs_evaluations(tmp_path: Path, data: Callable[..., ToyData]
         for train in (train_run, plan_run):
             with pytest.raises(ConfigError, match="expected data with an evaluation part, got "):
                 train(config)
+
+
+def one_label(monkeypatch: pytest.MonkeyPatch, data: Any, *, train: float | None = None, evaluation: float) -> None:
+    toy: ToyData = data()
+    of_train, of_evaluation = toy.train, toy.evaluation
+
+    def constant(batches: Any, label: float | None) -> Any:
+        for batch in batches:
+            yield batch if label is None else replace(batch, labels=np.full_like(batch.labels, label))
+
+    monkeypatch.setattr(toy, "train", lambda size, epoch=0: constant(of_train(size, epoch=epoch), train))
+    monkeypatch.setattr(toy, "evaluation", lambda size: constant(of_evaluation(size), evaluation))
+
+
+def test_one_class_in_evaluations_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+    """There is no AUC then, so neither `save=best` nor `patience` does anything."""
+    one_label(monkeypatch, data, evaluation=0.0)
+    stream = io.StringIO()
+    goals = {"save": "best", "patience": 2, "eval_every": 5}
+    train_run(toy_config(out=str(tmp_path / "run"), **goals), stream=stream)
+    (line,) = [line for line in stream.getvalue().splitlines() if "warning" in line]
+    assert line == (
+        "warning: all 256 evaluated samples have label 0, so there is no AUC, and save=best and patience=2 cannot "
+        "compare evaluations. Use other data."
+    )
+    stream = io.StringIO()
+    evaluate_run(tmp_path / "run", stream=stream)
+    assert "warning: all 256 evaluated samples have label 0, so there is no AUC." in stream.getvalue()
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_a_constant_label_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any, label: float
+) -> None:
+    one_label(monkeypatch, data, train=label, evaluation=1.0)
+    stream = io.StringIO()
+    train_run(toy_config(out=str(tmp_path / "run")), stream=stream)
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("warning: all 640 trained")]
+    assert len(lines) == 1 and f"have label {label:.0f}" in lines[0] and "Check the label" in lines[0]
+
+
+def test_ordinary_labels_warn_of_nothing(tmp_path: Path, data: Any) -> None:
+    data()
+    stream = io.StringIO()
+    train_run(toy_config(out=str(tmp_path / "run"), save="best"), stream=stream)
+    assert "warning" not in stream.getvalue()

@@ -1,4 +1,4 @@
-"""DIN and HSTU on columns of sequences: bits, a plain twin, odd lengths, NaN, resuming, exports."""
+"""DIN on columns of sequences: bits, a plain twin, odd lengths, NaN, resuming, exports."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import DataShape, Feature
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import ConfigError, InputError, NonFiniteError
-from adaptive.models.dense.attention import SampleVectors, SequenceModel
+from adaptive.models.dense.attention import DIN, SampleVectors
 from adaptive.serving import scoring
 from adaptive.serving.exporting import export_run
 from adaptive.serving.predicting import predict_run
@@ -34,12 +34,11 @@ SHAPE = DataShape(
     tables=("user", "item", "item", "kind", "kind"),
     sequences={"items": LENGTH, "kinds": LENGTH},
 )
-MODELS = {"din": {"attention_mlp": "5"}, "hstu": {"attention_layers": 2, "heads": 2}}
 
 
-def config_of(model: str, **changed: Any) -> TrainConfig:
-    options = {"embedding_dim": 4, "deep_mlp": "6", **MODELS[model]}
-    return TrainConfig.model_validate({"model": model, "model_options": options, "batch_size": 24, **changed})
+def config_of(**changed: Any) -> TrainConfig:
+    options = {"embedding_dim": 4, "deep_mlp": "6", "attention_mlp": "5"}
+    return TrainConfig.model_validate({"model": "din", "model_options": options, "batch_size": 24, **changed})
 
 
 def make_batch(rng: np.random.Generator, lengths: NDArray[np.int64]) -> Batch:
@@ -63,29 +62,27 @@ def make_batches(count: int = 10) -> list[Batch]:
     return [*batches, make_batch(rng, np.zeros(24, np.int64)), make_batch(rng, np.full(1, 3))]
 
 
-def trained(model: str, *, depth: int = 2, ranks: Ranks = ALONE, **changed: Any) -> dict[str, NDArray[Any]]:
-    parts = build(config_of(model, **changed), SHAPE, ranks=ranks)
+def trained(*, depth: int = 2, ranks: Ranks = ALONE, **changed: Any) -> dict[str, NDArray[Any]]:
+    parts = build(config_of(**changed), SHAPE, ranks=ranks)
     with parts.embeddings:
         Trainer(parts.embeddings, parts.model, parts.optimizer).train(make_batches(), depth=depth)
         return all_weights(parts)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_bits_depend_on_neither_placement_nor_depth(model: str) -> None:
-    expected = trained(model, depth=0, tier={"device_rows": "100%"})
+def test_bits_depend_on_neither_placement_nor_depth() -> None:
+    expected = trained(depth=0, tier={"device_rows": "100%"})
     for tier, depth, policy in (
         ({"device_rows": "150"}, 0, "lru"),
         ({"device_rows": "280"}, 8, "lfu"),
         ({"device_rows": "180", "device": "cpu-torch"}, 1, "lru"),
         ({"device_rows": "auto"}, 3, "hybrid"),
     ):
-        assert_equal(trained(model, depth=depth, tier=tier, policy=policy), expected)
+        assert_equal(trained(depth=depth, tier=tier, policy=policy), expected)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_bits_do_not_depend_on_the_number_of_ranks(model: str) -> None:
+def test_bits_do_not_depend_on_the_number_of_ranks() -> None:
     def work(ranks: Ranks) -> dict[str, NDArray[Any]]:
-        return trained(model, ranks=ranks, tier={"device_rows": "100%"})
+        return trained(ranks=ranks, tier={"device_rows": "100%"})
 
     (expected,) = on_ranks(1, work, blocks=4, gradients="sum")
     for size in (2, 4):
@@ -96,7 +93,7 @@ def test_bits_do_not_depend_on_the_number_of_ranks(model: str) -> None:
 class Twin(nn.Module):
     """The model with plain `nn.Embedding`s, fed sample by sample with sequences of their own lengths."""
 
-    def __init__(self, model: SequenceModel, tables: dict[str, NDArray[np.float32]]) -> None:
+    def __init__(self, model: DIN, tables: dict[str, NDArray[np.float32]]) -> None:
         super().__init__()
         self.model = model
         self.tables = nn.ModuleDict({name: nn.Embedding.from_pretrained(torch.from_numpy(values.copy()), freeze=False)
@@ -116,17 +113,16 @@ class Twin(nn.Module):
         return torch.cat(logits)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_plain_twin_trains_the_same_within_rounding(model: str) -> None:
-    config = config_of(model, optimizer={"name": "sgd", "lr": 0.1}, dense_optimizer={"name": "sgd", "lr": 0.1})
+def test_a_plain_twin_trains_the_same_within_rounding() -> None:
+    config = config_of(optimizer={"name": "sgd", "lr": 0.1}, dense_optimizer={"name": "sgd", "lr": 0.1})
     ours, other = build(config, SHAPE), build(config, SHAPE)
     with ours.embeddings, other.embeddings:
         rng, tables = np.random.default_rng(1), {}
-        for table in ours.tables:  # HSTU normalizes vectors: small ones would enlarge rounding
+        for table in ours.tables:
             values = rng.standard_normal((table.num_embeddings, table.embedding_dim), np.float32)
             ours.embeddings.rows.load_table(table.name, values)
             tables[table.name] = values
-        assert isinstance(other.model, SequenceModel)
+        assert isinstance(other.model, DIN)
         twin = Twin(other.model, tables)
         rates = [(twin.model.parameters(), 0.1), (twin.tables.parameters(), 0.1)]
         optimizer = torch.optim.SGD([{"params": list(weights), "lr": lr} for weights, lr in rates], lr=0.1)
@@ -145,10 +141,9 @@ def test_a_plain_twin_trains_the_same_within_rounding(model: str) -> None:
             assert np.abs(values - tables[name]).max() > 1e-3
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_sample_is_scored_alike_in_any_company(model: str) -> None:
+def test_a_sample_is_scored_alike_in_any_company() -> None:
     """Padding, which depends on the longest sequence of a batch, changes nothing but rounding."""
-    parts = build(config_of(model), SHAPE)
+    parts = build(config_of(), SHAPE)
     with parts.embeddings:
         (batch, *_) = make_batches(1)
         (together,) = predict(parts.embeddings, parts.model, [batch])
@@ -158,10 +153,9 @@ def test_a_sample_is_scored_alike_in_any_company(model: str) -> None:
         assert together.std() > 1e-3
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_padding_is_no_row_and_gets_no_gradient(model: str) -> None:
+def test_padding_is_no_row_and_gets_no_gradient() -> None:
     """Row 0 is a row like any other: it changes only where a sample names it."""
-    parts = build(config_of(model, optimizer={"name": "sgd"}), SHAPE)
+    parts = build(config_of(optimizer={"name": "sgd"}), SHAPE)
     with parts.embeddings:
         before = parts.embeddings.rows.table_weights("item").copy()
         batches = [batch for batch in make_batches() if not (batch.ids[batch.feature_span(2)] == 0).any()]
@@ -174,9 +168,8 @@ def test_padding_is_no_row_and_gets_no_gradient(model: str) -> None:
     assert np.isin(changed, looked_up).all() and len(changed) > 0.8 * len(looked_up)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_nan_changes_nothing_and_is_explained(model: str) -> None:
-    parts = build(config_of(model), SHAPE)
+def test_nan_changes_nothing_and_is_explained() -> None:
+    parts = build(config_of(), SHAPE)
     with parts.embeddings:
         trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
         (good, *_) = make_batches(1)
@@ -193,10 +186,9 @@ def test_nan_changes_nothing_and_is_explained(model: str) -> None:
             trainer.train([good])
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_nan_of_one_sample_reaches_no_other(model: str) -> None:
+def test_nan_of_one_sample_reaches_no_other() -> None:
     """A row that is not a number, in the shortest sequence of its batch, which is padded."""
-    parts = build(config_of(model), SHAPE)
+    parts = build(config_of(), SHAPE)
     rng = np.random.default_rng(0)
     batch, dense = make_batch(rng, np.array([5, 1, 0, 3])), torch.zeros(4, 2)
     with parts.embeddings, torch.no_grad():
@@ -210,10 +202,9 @@ def test_nan_of_one_sample_reaches_no_other(model: str) -> None:
     assert torch.equal(before[[0, 2, 3]], after[[0, 2, 3]]) and torch.isfinite(before).all()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_single_sample_of_any_length_trains_and_a_longer_one_is_refused(model: str) -> None:
+def test_a_single_sample_of_any_length_trains_and_a_longer_one_is_refused() -> None:
     rng = np.random.default_rng(0)
-    parts = build(config_of(model), SHAPE)
+    parts = build(config_of(), SHAPE)
     with parts.embeddings:
         trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
         for length in range(LENGTH + 1):
@@ -227,30 +218,24 @@ def test_a_single_sample_of_any_length_trains_and_a_longer_one_is_refused(model:
         assert_equal(all_weights(parts), trained)
 
 
-def test_hstu_refuses_sequences_of_other_lengths() -> None:
+def test_sequences_of_a_sample_may_differ_in_length() -> None:
     rng = np.random.default_rng(0)
     batch = make_batch(rng, np.array([2, 3]))
     ids = {"user": [1, 2], "item": [1, 2], "items": [[1, 2], [3, 4, 5]], "kind": [1, 2], "kinds": [[1, 2], [3, 4]]}
     batch = Batch.of(ids, dense=batch.dense, labels=batch.labels)
-    parts = build(config_of("hstu"), SHAPE)
-    with parts.embeddings, pytest.raises(
-        InputError, match=r"sample 1: expected sequences of equal lengths for model hstu.*got 3 of items, 2 of kinds"
-    ):  # fmt: skip
-        vectors_of(parts.embeddings, parts.model, parts.embeddings.read(batch))
-    other = build(config_of("din"), SHAPE)
-    with other.embeddings:
-        (logits,) = predict(other.embeddings, other.model, [batch])
+    parts = build(config_of(), SHAPE)
+    with parts.embeddings:
+        (logits,) = predict(parts.embeddings, parts.model, [batch])
         assert np.isfinite(logits).all()
 
 
 def test_models_that_do_not_fit_are_refused() -> None:
     lonely = DataShape((Feature("user", 60), Feature("items", 200)), 0, ("user", "item"), sequences={"items": 5})
-    for model in MODELS:
-        with pytest.raises(ConfigError, match=f"model {model}: expected a candidate for the sequence of table 'item'"):
-            build(config_of(model), lonely)
-        options = {"embedding_dim": 4, "widths": {"user": 2}}
-        with pytest.raises(ConfigError, match=r"model.widths: expected tables of one width for model .* got user=2"):
-            build(config_of(model, model_options=options), SHAPE)
+    with pytest.raises(ConfigError, match="model din: expected a candidate for the sequence of table 'item'"):
+        build(config_of(), lonely)
+    options = {"embedding_dim": 4, "widths": {"user": 2}}
+    with pytest.raises(ConfigError, match=r"model.widths: expected tables of one width for model .* got user=2"):
+        build(config_of(model_options=options), SHAPE)
 
 
 def write_files(tmp_path: Path) -> dict[str, Any]:
@@ -267,11 +252,10 @@ def write_files(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("model", MODELS)
-def test_a_run_is_resumed_evaluated_scored_and_exported(model: str, tmp_path: Path) -> None:
+def test_a_run_is_resumed_evaluated_scored_and_exported(tmp_path: Path) -> None:
     given = write_files(tmp_path)
-    whole = train_run(config_of(model, **given, out=str(tmp_path / "whole")))
-    train_run(config_of(model, **given, out=str(tmp_path / "cut"), steps=5))
+    whole = train_run(config_of(**given, out=str(tmp_path / "whole")))
+    train_run(config_of(**given, out=str(tmp_path / "cut"), steps=5))
     resumed = resume_run(tmp_path / "cut", steps=whole["steps"])
     assert (resumed["auc"], resumed["log_loss"]) == (whole["auc"], whole["log_loss"])
     assert evaluate_run(tmp_path / "whole")["log_loss"] == whole["log_loss"]

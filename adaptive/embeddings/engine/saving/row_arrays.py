@@ -94,7 +94,7 @@ def _make_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Bloc
     host, read = lane.host, partial(_read_blocks, pipeline, lane, rows)
     return {
         "weights": Blocks(host.dtype, (len(rows), host.weights.shape[1]), partial(read, 0)),
-        "state": Blocks(host.state_dtype, (len(rows), host.state.shape[1]), partial(read, 1)),
+        "state": Blocks(np.dtype(np.float32), (len(rows), host.state.shape[1]), partial(read, 1)),
     }
 
 
@@ -162,9 +162,9 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     for rows, weights, state in _read_saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
         if lane.keys is None:
-            initial.initial_rows(first, first_state, places, rows, *tables, lane.host.stored_first_state)
+            initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
         else:
-            by_key = rows, row_keys[rows], *tables, lane.host.stored_first_state
+            by_key = rows, row_keys[rows], *tables, lane.host.first_state
             initial.initial_rows_by_key(first, first_state, places, *by_key)
         differs.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
     return np.concatenate(differs)

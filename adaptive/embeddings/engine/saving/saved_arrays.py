@@ -106,8 +106,8 @@ def _expected_values(lane: Lane, rows: int) -> Expected:
 
 
 def _expected_state(lane: Lane, rows: int) -> Expected:
-    hint = "Use the row optimizer that trained these tables, and its state_dtype."
-    return Expected(lane.host.state_dtype, (rows, lane.host.state.shape[1]), hint=hint)
+    hint = "Use the row optimizer that trained these tables."
+    return Expected(np.dtype(np.float32), (rows, lane.host.state.shape[1]), hint=hint)
 
 
 def _length(array: Array | Stored) -> int:

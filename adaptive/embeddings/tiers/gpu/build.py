@@ -117,7 +117,7 @@ def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimiz
     width = group.embedding_dim
     gradients = torch.zeros((1, width), device=device)
     weights, none = gradients.to(ROW_DTYPES[group.dtype]), torch.empty(0, device=device)
-    state = torch.zeros((1, optimizer.stored_width(width)), dtype=ROW_DTYPES[optimizer.stored_dtype], device=device)
+    state = torch.zeros((1, optimizer.state_width(width)), device=device)
     settings = [float(value) for value in optimizer.settings()]
     corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty(1, device=device)
     row_keys = slot if group.has_keys else None
@@ -125,7 +125,7 @@ def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimiz
     kernels.copy_rows(weights, state, slot, weights.clone(), state.clone(), slot)
     kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
     kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)
-    keys = slot if group.rounds_stochastically(optimizer) else None
+    keys = slot if group.rounds_stochastically else None
     if optimizer.decay_factor != 1:
         kernels.decay(weights, slot, optimizer.decay_factor, keys)
     rule = optimizer.kind, settings, corrections, norms
@@ -138,7 +138,7 @@ def _make_transfer(
     if pair is None:
         return StagedTransfer(host, mover, kernels)
     weights, state = (pinned.tensor for pinned in pair)
-    rows = RowArrays(weights.view(ROW_DTYPES[host.dtype]), state.view(ROW_DTYPES[host.state_dtype]))
+    rows = RowArrays(weights.view(ROW_DTYPES[host.dtype]), state)
     release = partial(_close, pair)
     return DirectTransfer(host, mover, kernels, rows, used_in_place=policy.misses == "host", release=release)
 

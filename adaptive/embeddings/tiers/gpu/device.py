@@ -36,7 +36,7 @@ from adaptive.embeddings.tiers.gpu.transfer import RowArrays, Transfer
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.kernels.rows.choose import RowKernels
-from adaptive.kernels.vector.bfloat16 import BFLOAT16, as_stored
+from adaptive.kernels.vector.bfloat16 import as_stored
 from adaptive.optim import RowOptimizer
 
 
@@ -121,11 +121,10 @@ class TorchDevice(DeviceTier):
 
         (weights, state), dtype = self._widths, ROW_DTYPES[self._host.dtype]
         self.num_slots = 0
-        state_dtype = ROW_DTYPES[self._host.state_dtype]
-        self.slots = RowArrays(rows(0, weights, dtype), rows(0, state, state_dtype))  # free the old ones first
+        self.slots = RowArrays(rows(0, weights, dtype), rows(0, state, torch.float32))  # free the old ones first
         if self._mover.device.type == "cuda":
             torch.cuda.empty_cache()  # otherwise the new ones would take the old ones' larger blocks and waste the rest
-        self.slots = RowArrays(rows(num_slots, weights, dtype), rows(num_slots, state, state_dtype))
+        self.slots = RowArrays(rows(num_slots, weights, dtype), rows(num_slots, state, torch.float32))
         self._mover.settle()
         self.num_slots = num_slots
 
@@ -328,10 +327,7 @@ class TorchDevice(DeviceTier):
 
     def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         weights = as_stored(self._link.read(self.slots.weights, slots), self._host.dtype)  # exact: read as float32
-        if self._host.state_dtype != BFLOAT16:
-            return weights, self._link.read(self.slots.state, slots)
-        items = self._link.read(self.slots.state.view(torch.int16), slots)  # some are halves of float32 counts
-        return weights, items.astype(np.int16).view(BFLOAT16)
+        return weights, self._link.read(self.slots.state, slots)
 
     # --- the tier as a whole -------------------------------------------------------------------------------------
 

@@ -297,7 +297,7 @@ class StagedTransfer(Transfer):
     def _take(self, transfer_buffer: TransferBuffer, places: Int64s) -> None:
         size, host = len(places), self._host
         weights, state = self._widths
-        transfer_buffer.take([(np.int64, size), (host.dtype, (size, weights)), (host.state_dtype, (size, state))])
+        transfer_buffer.take([(np.int64, size), (host.dtype, (size, weights)), (np.float32, (size, state))])
         transfer_buffer.arrays[0][...] = places
 
     def poison_host(self, rows: Int64s) -> None:

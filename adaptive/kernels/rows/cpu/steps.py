@@ -1,8 +1,7 @@
 """One optimizer step of one row, by the optimizers of `adaptive.optim`.
 
 Letters: see `kernels.rows.cpu`. Element-wise formulas are row operations, so that they become vector instructions.
-`key` rounds new weights and state in bfloat16 (`vector.bfloat16`); float32 ones ignore it. A step uses the new state
-before it is rounded, and a change is measured before rounding.
+`key` rounds new weights in bfloat16 (`vector.bfloat16`); float32 ones ignore it. A change is measured before rounding.
 """
 
 import math
@@ -10,7 +9,7 @@ import math
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.vector.row_ops import Scalar, add_number, square_root, step_op, where_less
+from adaptive.kernels.vector.row_ops import Scalar, square_root, step_op, where_less
 
 SGD_, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = 0, 1, 2, 3, 4
 LR, EPS, BETA1, BETA2, FIRST = 0, 1, 2, 3, 4  # places in `settings`
@@ -90,8 +89,9 @@ def rowwise_adagrad_step(weights, state, i, g, j, mean, settings, key):
 @kernel(inline=True)
 def adam_size(state, i, dim, number, corrections):
     """Count `number` more updates of row i; return Adam's step size after them."""
-    # A float32 counts to 2**24 exactly, also next to moments in bfloat16; by then every correction is 1.
-    return corrections[min(int(add_number(state, i, 2 * dim, number)), corrections.size) - 1]
+    count = state[i, 2 * dim] + number  # a float32 counts to 2**24 exactly; by then every correction is 1
+    state[i, 2 * dim] = count
+    return corrections[min(int(count), corrections.size) - 1]
 
 
 @kernel(inline=True)

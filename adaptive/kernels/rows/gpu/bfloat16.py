@@ -1,4 +1,4 @@
-"""bfloat16 rows and state in Triton: what `kernels.vector.bfloat16` does. Kernels see them as int16.
+"""bfloat16 rows in Triton: what `kernels.vector.bfloat16` does. Kernels see them as int16.
 
 `keys` (R, 1) uint64; values (R, C); columns (1, C).
 """
@@ -11,8 +11,6 @@ from torch import Tensor
 from adaptive.kernels.vector import bfloat16
 
 STEP, MIX, MIX_AGAIN = tl.constexpr(bfloat16.STEP), tl.constexpr(bfloat16.MIX), tl.constexpr(bfloat16.MIX_AGAIN)
-# Of the parts of a row's state. Part 0 is the row, part 1 its change.
-STREAM_2, STREAM_3 = (tl.constexpr(bfloat16.stream_key(1, part)) for part in (2, 3))
 
 
 def bits_of(rows: Tensor) -> Tensor:
@@ -45,31 +43,6 @@ def as_stored(rows, values, keys, columns, STOCHASTIC: tl.constexpr):
         rounded = tl.where(values != values, (bits >> 16) | 0x40, rounded)
         values = rounded.to(tl.uint16).to(tl.int16, bitcast=True)
     return values
-
-
-@triton.jit
-def load_count(state, slots, live, STRIDE: tl.constexpr):
-    """(R, 1) float32 numbers at `state` in rows STRIDE items apart; next to bfloat16 they take two items."""
-    at, inside = state + slots[:, None] * STRIDE, live[:, None]
-    if state.dtype.element_ty == tl.int16:
-        low = tl.load(at, mask=inside, other=0).to(tl.uint16, bitcast=True).to(tl.uint32)
-        high = tl.load(at + 1, mask=inside, other=0).to(tl.uint16, bitcast=True).to(tl.uint32)
-        count = ((high << 16) | low).to(tl.float32, bitcast=True)
-    else:
-        count = tl.load(at, mask=inside, other=0.0)
-    return count
-
-
-@triton.jit
-def store_count(state, slots, live, count, STRIDE: tl.constexpr):
-    """Write numbers (R, 1) where `load_count` reads them."""
-    at, inside = state + slots[:, None] * STRIDE, live[:, None]
-    if state.dtype.element_ty == tl.int16:
-        bits = count.to(tl.uint32, bitcast=True)
-        tl.store(at, (bits & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True), mask=inside)
-        tl.store(at + 1, (bits >> 16).to(tl.uint16).to(tl.int16, bitcast=True), mask=inside)
-    else:
-        tl.store(at, count, mask=inside)
 
 
 @triton.jit

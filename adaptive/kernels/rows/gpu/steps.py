@@ -1,16 +1,14 @@
 """Optimizer steps of a tile of rows, as `cpu.steps.apply_update` takes them.
 
-Letters as in `arithmetic`. `slots` (R,); `columns` (1, C); `gradient` (R, C); settings (1, 1) float32. `keys` (R, 1)
-uint64 round new state in bfloat16, if STOCHASTIC. SUMMED: the gradient is a sum of several, and `squares` has what the
-state grows by, see `pending_squares`. A number that belongs to a whole row is read by many threads and written by one:
-reads come before a barrier, writes after it.
+Letters as in `arithmetic`. `slots` (R,); `columns` (1, C); `gradient` (R, C); settings (1, 1) float32. SUMMED: the
+gradient is a sum of several, and `squares` has what the state grows by, see `pending_squares`. A number that belongs to
+a whole row is read by many threads and written by one: reads come before a barrier, writes after it.
 """
 
 import triton
 import triton.language as tl
 
 from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, store_tile, stored_square_sum
-from adaptive.kernels.rows.gpu.bfloat16 import STREAM_2, STREAM_3, as_float32, as_stored
 
 
 @triton.jit
@@ -25,14 +23,13 @@ def pending_squares(squares, vectors, starts, live, columns, STRIDE: tl.constexp
 
 @triton.jit
 def adagrad_delta(
-    gradient, squares, vectors, starts, state, slots, live, columns, lr, eps, keys,
-    WIDTH: tl.constexpr, SUMMED: tl.constexpr, STOCHASTIC: tl.constexpr,
+    gradient, squares, vectors, starts, state, slots, live, columns, lr, eps,
+    WIDTH: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     """(R, C) what to subtract; stores the new accumulators."""
     grown = pending_squares(squares, vectors, starts, live, columns, WIDTH, WIDTH) if SUMMED else gradient * gradient
-    total = as_float32(load_slots(state, slots, live, columns, WIDTH, WIDTH)) + grown
-    rounded = as_stored(state, total, keys * STREAM_2, columns, STOCHASTIC)
-    store_slots(state, slots, live, columns, rounded, WIDTH, WIDTH)
+    total = load_slots(state, slots, live, columns, WIDTH, WIDTH) + grown
+    store_slots(state, slots, live, columns, total, WIDTH, WIDTH)
     return tl.div_rn(lr * gradient, tl.sqrt_rn(total) + eps)
 
 
@@ -57,8 +54,8 @@ def rowwise_adagrad_scale(
 @triton.jit
 def adam_delta(
     gradient, squares, vectors, starts, state, slots, live, columns, number, count,
-    corrections, num_corrections, eps, beta1, beta2, keys,
-    WIDTH: tl.constexpr, STATE: tl.constexpr, SUMMED: tl.constexpr, STOCHASTIC: tl.constexpr,
+    corrections, num_corrections, eps, beta1, beta2,
+    WIDTH: tl.constexpr, STATE: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     """(R, C) what to subtract; stores both moments.
 
@@ -72,14 +69,12 @@ def adam_delta(
         size = number * size
         beta1 = power(beta1, number)
         beta2 = power(beta2, number)
-    first = as_float32(load_slots(state, slots, live, columns, STATE, WIDTH))
-    second = as_float32(load_slots(state + WIDTH, slots, live, columns, STATE, WIDTH))
+    first = load_slots(state, slots, live, columns, STATE, WIDTH)
+    second = load_slots(state + WIDTH, slots, live, columns, STATE, WIDTH)
     first = beta1 * first + (1.0 - beta1) * gradient
     second = beta2 * second + (1.0 - beta2) * square
-    rounded = as_stored(state, first, keys * STREAM_2, columns, STOCHASTIC)
-    rounded_second = as_stored(state, second, keys * STREAM_3, columns, STOCHASTIC)
-    store_slots(state, slots, live, columns, rounded, STATE, WIDTH)
-    store_slots(state + WIDTH, slots, live, columns, rounded_second, STATE, WIDTH)
+    store_slots(state, slots, live, columns, first, STATE, WIDTH)
+    store_slots(state + WIDTH, slots, live, columns, second, STATE, WIDTH)
     return tl.div_rn(size * first, tl.sqrt_rn(second) + eps)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, stored_square_sum
-from adaptive.kernels.rows.gpu.bfloat16 import as_float32, as_stored, bits_of, load_count, load_keys, store_count
+from adaptive.kernels.rows.gpu.bfloat16 import as_float32, as_stored, bits_of, load_keys
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
 from adaptive.kernels.rows.gpu.steps import (
     adagrad_delta,
@@ -66,13 +66,13 @@ def update_kernel(
             number = tl.full([ROWS, 1], 1.0, tl.float32)
             if SUMMED:
                 number = pending_squares(squares + WIDTH, vectors, starts, live, only, WIDTH + 1, 1)
-            count = number + load_count(state + 2 * WIDTH, places, live, STATE)
+            count = number + load_slots(state + 2 * WIDTH, places, live, only, STATE, 1)
             delta = adam_delta(
                 gradient, squares, vectors, starts, state, places, live, columns, number, count,
-                corrections, num_corrections, eps, beta1, beta2, row_keys, WIDTH, STATE, SUMMED, STOCHASTIC,
+                corrections, num_corrections, eps, beta1, beta2, WIDTH, STATE, SUMMED,
             )  # fmt: skip
             norm = norm_of(scratch, delta, WIDTH, BLOCK, ROWS)
-            store_count(state + 2 * WIDTH, places, live, count, STATE)
+            store_slots(state + 2 * WIDTH, places, live, only, count, STATE, 1)
         elif KIND == FTRL:
             changed = ftrl_weights(
                 old, gradient, squares, vectors, starts, state, places, live, columns, lr, eps, beta1, beta2,
@@ -83,8 +83,8 @@ def update_kernel(
         else:
             if KIND == ADAGRAD:
                 delta = adagrad_delta(
-                    gradient, squares, vectors, starts, state, places, live, columns, lr, eps, row_keys,
-                    WIDTH, SUMMED, STOCHASTIC,
+                    gradient, squares, vectors, starts, state, places, live, columns, lr, eps,
+                    WIDTH, SUMMED,
                 )  # fmt: skip
             else:
                 delta = lr * gradient
@@ -115,7 +115,7 @@ def update(
 ) -> None:
     """Take one optimizer step of the rows in `slots` with their summed gradients, in place.
 
-    weights (slots, D) and state (slots, S) float32 or bfloat16; slots (U,) int64, each once; row u's lookups are
+    weights (slots, D) float32 or bfloat16; state (slots, S) float32; slots (U,) int64, each once; row u's lookups are
     [segments[u], segments[u + 1]) (int64, none empty) of vectors (G,) int32 or int64, rows of gradients (V, D)
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
     (U,) float32 receives the L2 norms of the changes. Sums run in lookup order; bits as `cpu.update.update`.
@@ -127,7 +127,7 @@ def update(
 
     keys: (U,) int64 with the bits of uint64, which round bfloat16 (`cpu.rounding`); None: to nearest.
     """
-    weights, state = bits_of(weights), bits_of(state)
+    weights = bits_of(weights)
     assert slots.is_cuda or not bool((slots < 0).any())
     assert_contiguous(weights, state, slots, segments, vectors, scales, gradients, squares, corrections, norms, keys)
     num_rows, width = len(slots), weights.shape[1]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.gpu_helpers import TwoLabels
 from support.helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, sum_of
 from support.rank_cases import TABLES as RANK_TABLES
 from support.thread_ranks import on_ranks
@@ -21,7 +20,6 @@ from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
 from adaptive.policy import Policy
-from adaptive.training.trainer import Trainer
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4),
@@ -116,26 +114,6 @@ def test_in_ordinary_memory_a_loop_has_its_own_tensors() -> None:
             assert not np.shares_memory(planned.dense.numpy(), batch.dense)
             assert not np.shares_memory(planned.labels.numpy(), batch.labels)
             embeddings.discard()
-
-
-def test_a_model_of_several_labels_gets_them_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(2)
-    batches = [
-        replace(batch, extras={"bought": random.integers(0, 2, 4).astype(np.float32)}) for batch in make_batches(6, 4)
-    ]
-    results = {}
-    for device in ("cpu", "cpu-torch"):
-        torch.manual_seed(0)
-        with opened(tier={"device": device}) as embeddings, sends(monkeypatch) as sent:
-            model = TwoLabels(9)
-            Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.1)).train(batches, depth=2)
-            assert sent == []
-            results[device] = [
-                embeddings.rows.table_weights("a"),
-                embeddings.rows.table_weights("b"),
-                model.last.weight.detach(),
-            ]
-    assert all(map(np.array_equal, results["cpu"], results["cpu-torch"]))
 
 
 def test_each_block_of_a_rank_has_its_own_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
