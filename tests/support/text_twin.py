@@ -172,12 +172,13 @@ def time(text: str, column: Column) -> float:
         if number is None or not math.isfinite(number):
             raise RejectedError("time")
         return number
-    shape = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-5][0-9])?)?"
+    zone = r"( ?Z| ?UTC| ?[+-][0-9]{2}(:?[0-5][0-9])?)?"
+    shape = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([ T][0-9]{{2}}:[0-9]{{2}}(:[0-9]{{2}}(\.[0-9]+)?)?{zone})?"
     try:
         if not re.fullmatch(shape, text) or text < "1970":
             raise RejectedError("time")
         fraction = (re.findall(r"\.[0-9]+", text) or [""])[0]  # of any length: datetime takes six digits
-        moment = datetime.fromisoformat(text.replace(fraction, ""))
+        moment = datetime.fromisoformat(re.sub(" ?(UTC|Z)$| (?=[+-])", "", text.replace(fraction, "")))
     except ValueError:
         raise RejectedError("time") from None
     whole = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -48,8 +48,8 @@ _KINDS = {
     text.DENSE_INTEGER: (_NUMBERS, "dense inputs of kind 'int'"),
     text.DENSE_FLOAT: (_NUMBERS, "dense inputs"),
     text.KEY_HEX: ((INT, TEXT, NOTHING), "categories of kind 'hex'"),
-    text.KEY_INTEGER: ((INT, FLOAT, BOOL, TEXT, NOTHING), "categories of kind 'int'"),
-    text.KEY_TEXT: ((INT, BOOL, TEXT, NOTHING), "categories of kind 'string'"),
+    text.KEY_INTEGER: ((INT, FLOAT, BOOL, DECIMAL, TEXT, NOTHING), "categories of kind 'int'"),
+    text.KEY_TEXT: ((INT, BOOL, DECIMAL, TEXT, NOTHING), "categories of kind 'string'"),
     text.LABEL_BINARY: (_NUMBERS, "labels"),
     text.LABEL_THRESHOLD: (_NUMBERS, "labels with a threshold"),
     text.LABEL_SET: ((INT, BOOL, TEXT, NOTHING), "labels with a list of positives"),
@@ -72,12 +72,19 @@ def pyarrow_or_error(what: str) -> Any:
 def sort_of(kind: Any) -> str | None:
     """Return the sort of an Arrow type; None if it cannot be read."""
     kind = kind.value_type if _is(kind, ("dictionary",)) else kind
+    if is_uuid(kind):
+        return TEXT
     return next((sort for sort, names in _SORTS.items() if _is(kind, names)), None)
 
 
 def is_list(kind: Any) -> bool:
     """Return True for Arrow types of lists."""
     return _is(kind, _SORTS[LIST])
+
+
+def is_uuid(kind: Any) -> bool:
+    """Return True for Arrow's UUIDs, which are read as their texts."""
+    return str(getattr(kind, "extension_name", "")) == "arrow.uuid"
 
 
 def is_text(kind: Any) -> bool:
@@ -112,7 +119,7 @@ def find_type_problem(column: Column, kind: Any) -> str:
     if sort == FLOAT and column.is_key and wanted == text.KEY_INTEGER:
         advice = "Store it as integers or texts: floats merge ids from 2^53 on. With gaps: nullable integers."
         return f"column {column.name!r}: expected integers for keys, got {kind}. {advice}"
-    if sort in sorts:
+    if sort in sorts and (sort != DECIMAL or wanted not in _KEYS or item.scale == 0):
         return ""
     advice = {
         (FLOAT, text.KEY_TEXT): "Set kind = 'int' to read whole numbers, or store the column as texts.",
@@ -254,7 +261,9 @@ class ValueReader:
             return _times(array)
         if sort == TEXT:
             return self._texts(array)
-        if sort == BOOL and self._kind in (text.KEY_TEXT, text.LABEL_SET):
+        if (sort == BOOL and self._kind in (text.KEY_TEXT, text.LABEL_SET)) or (
+            sort == DECIMAL and self._kind in _KEYS
+        ):
             return self._texts(array.cast(pa.large_string()))
         if self._keeper is not None:
             self._keep(*text_buffers(array.cast(pa.large_string())))
@@ -310,7 +319,11 @@ class ValueReader:
                 return Values(_NO_KEYS, numbers, states)
             with np.errstate(invalid="ignore"):
                 keys = np.where(np.abs(numbers) < _WHOLE, numbers, 0).astype(np.int64)
-            return Values(keys, numbers, _marked(states, keys != numbers, text.NUMBER))
+            states = _marked(states, keys != numbers, text.NUMBER)
+            if self._kind == text.KEY_INTEGER:
+                exact = 2.0**24 if values.itemsize < 8 else 2.0**53
+                states = _marked(states, np.abs(numbers) >= exact, text.FLOAT)
+            return Values(keys, numbers, states)
         if self._kind == text.KEY_HEX:
             return Values(values.view(f"u{values.itemsize}").astype(np.uint64).view(np.int64), _NO_NUMBERS, states)
         if self._kind == text.KEY_INTEGER:
@@ -329,12 +342,24 @@ def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:
     """Return the bytes of an array of texts, and their offsets (V + 1,)."""
     import pyarrow as pa
 
-    array = array.cast(pa.large_binary())
+    array = (_uuid_texts(array) if is_uuid(array.type) else array).cast(pa.large_binary())
     _, ends, data = array.buffers()
     if ends is None or not len(array):
         return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64)
     offsets = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
     return np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8), offsets
+
+
+def _uuid_texts(array: Any) -> Any:
+    """Return the texts of UUIDs, such as 123e4567-e89b-12d3-a456-426614174000."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    data = b"".join(pc.fill_null(array.storage, bytes(16)).to_pylist())
+    digits = np.frombuffer(data.hex().encode(), np.uint8).reshape(len(array), 32)
+    texts = np.insert(digits, [8, 12, 16, 20], ord("-"), axis=1)
+    whole = pa.Array.from_buffers(pa.binary(36), len(array), [None, pa.py_buffer(texts.tobytes())])
+    return pc.if_else(array.is_valid(), whole, None)
 
 
 def missing(array: Any) -> States | None:

@@ -37,8 +37,22 @@ LABEL_BINARY, LABEL_THRESHOLD, LABEL_SET, TIME_NUMBER, TIME_ISO = range(7, 12)
 KIND, SLOT, ITEM, INNER, REQUIRED, CAUSE, PLAN_SIZE = range(7)
 
 # What is wrong with a line, in the order of the checks; OK must be 0.
-CAUSES = ("", "empty", "overlong", "nul", "utf8", "quote", "columns", "label", "number", "hex", "time", "missing")
-OK, EMPTY, OVERLONG, NUL, UTF8, QUOTE, COLUMNS, LABEL, NUMBER, HEX, TIME, MISSING = range(len(CAUSES))
+CAUSES = (
+    "",
+    "empty",
+    "overlong",
+    "nul",
+    "utf8",
+    "quote",
+    "columns",
+    "label",
+    "number",
+    "hex",
+    "time",
+    "missing",
+    "float",
+)
+OK, EMPTY, OVERLONG, NUL, UTF8, QUOTE, COLUMNS, LABEL, NUMBER, HEX, TIME, MISSING, FLOAT = range(len(CAUSES))
 _BAGS_FULL = -1
 
 # Why `tokenize` returned.

@@ -210,38 +210,49 @@ def parse_iso_time(data: Bytes, first: int) -> tuple[float, int]:
 
 @kernel()
 def parse_clock(data: Bytes, first: int) -> tuple[float, int]:
-    """Parse `HH:MM:SS[.f]`, optionally with `Z` or `+HH:MM`; return (seconds, stop)."""
+    """Parse `HH:MM[:SS[.f]]`, optionally with a zone: `Z`, ` UTC`, or `+HH`, `+HHMM`, `+HH:MM`; return (seconds, stop).
+
+    Warehouses write all of these; a space may precede the zone.
+    """
     hour = parse_digits(data, first, 2)
     if hour < 0 or hour > 23 or data[first + 2] != 58:
         return 0.0, first
     minute = parse_digits(data, first + 3, 2)
-    if minute < 0 or minute > 59 or data[first + 5] != 58:
+    if minute < 0 or minute > 59:
         return 0.0, first
-    second = parse_digits(data, first + 6, 2)
-    if second < 0 or second > 59:
-        return 0.0, first
-    total = hour * 3600.0 + minute * 60.0 + second
-    p = first + 8
-    if data[p] == _POINT:
-        end = p + 1
-        while int(_DIGITS[data[end]]) < 10:
-            end += 1
-        fraction, stop = parse_decimal(data, p)
-        if stop == p or stop != end:  # a time has no exponent
+    total = hour * 3600.0 + minute * 60.0
+    p = first + 5
+    if data[p] == 58:
+        second = parse_digits(data, p + 1, 2)
+        if second < 0 or second > 59:
             return 0.0, first
-        total, p = total + fraction, stop
-    if data[p] == 90:  # Z
-        return total, p + 1
-    if data[p] != _PLUS and data[p] != _MINUS:
+        total, p = total + second, p + 3
+        if data[p] == _POINT:
+            end = p + 1
+            while int(_DIGITS[data[end]]) < 10:
+                end += 1
+            fraction, stop = parse_decimal(data, p)
+            if stop == p or stop != end:  # a time has no exponent
+                return 0.0, first
+            total, p = total + fraction, stop
+    zone = p + 1 if data[p] == 32 else p
+    if data[zone] == 90:  # Z
+        return total, zone + 1
+    if data[zone] == 85:  # UTC; each byte is read only if the one before fits, so the line's end is never passed
+        return total, zone + 3 if data[zone + 1] == 84 and data[zone + 2] == 67 else p
+    if data[zone] != _PLUS and data[zone] != _MINUS:
         return total, p
-    hours = parse_digits(data, p + 1, 2)
-    if hours < 0 or hours > 23 or data[p + 3] != 58:
+    hours = parse_digits(data, zone + 1, 2)
+    if hours < 0 or hours > 23:
         return 0.0, first
-    minutes = parse_digits(data, p + 4, 2)
-    if minutes < 0 or minutes > 59:
-        return 0.0, first
+    minutes, stop = 0, zone + 3
+    if data[stop] == 58 or int(_DIGITS[data[stop]]) < 10:
+        digits = stop + 1 if data[stop] == 58 else stop
+        minutes, stop = parse_digits(data, digits, 2), digits + 2
+        if minutes < 0 or minutes > 59:
+            return 0.0, first
     offset = hours * 3600.0 + minutes * 60.0
-    return total - offset if data[p] == _PLUS else total + offset, p + 6
+    return total - offset if data[zone] == _PLUS else total + offset, stop
 
 
 @kernel()

@@ -85,6 +85,11 @@ def find_files(spec: str, *, list_folder: Callable[[Path], list[Path]] | None = 
             raise InputError(
                 f"data: expected PATH or PATH,PATH or a pattern such as 'day_*.gz', got {spec!r}. Name a path."
             )
+        if "://" in part:
+            raise InputError(
+                f"data: expected files of this machine, got {part!r}. Copy them first, for example with "
+                "aws s3 cp --recursive, or mount the bucket."
+            )
         path = Path(part).expanduser()
         is_pattern = glob.has_magic(part) and not os.path.exists(path)
         paths = [Path(match) for match in sorted(glob.glob(str(path)))] if is_pattern else [path]

@@ -21,6 +21,7 @@ from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, 
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16
+MILLISECONDS = 1e11  # seconds since 1970 reach it in the year 5138, milliseconds in 1973
 _LOOK_ROWS = 1 << 12
 
 
@@ -155,6 +156,11 @@ def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, sett
         with quiet.reader((piece,)) as reader:
             while rows := reader.read(block):
                 last = max(last, float(block.columns.times[:rows].max()))
+                if last >= MILLISECONDS > cut > MILLISECONDS / 1000:
+                    raise InputError(
+                        f"data.time_split: expected a time in the unit of the data, such as {last:.17g}, got "
+                        f"{setting}, as seconds since 1970 have it. Multiply it."
+                    )
                 if last >= cut:
                     return
     if last > -math.inf:

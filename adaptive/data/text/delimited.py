@@ -339,7 +339,9 @@ def parse_time_split(options: DataOptions, kind: Literal["iso", "number"] | None
         return float(cut)
     except ValueError:
         raise ConfigError(
-            f"data.time_split: expected a number, as in the data, got {cut!r}. Or set kind = 'iso' in [time]."
+            f"data.time_split: expected a number in the unit of the time column, got {cut!r}. 2026-11-28 is "
+            "1795824000 in seconds since 1970, and 1795824000000 in milliseconds. If the column has dates, set kind = "
+            "'iso' in [time]."
         ) from None
 
 

@@ -133,7 +133,9 @@ class Time(Config):
     """The column that `data.time_split` compares and `expire` counts by; a line without a time is bad."""
 
     column: str
-    kind: Literal["number", "iso"] = Field(default="number", description="iso: YYYY-MM-DD[ T]HH:MM:SS[.f][Z or +HH:MM]")
+    kind: Literal["number", "iso"] = Field(
+        default="number", description="iso: YYYY-MM-DD[ T]HH:MM[:SS[.f]][zone]: Z, UTC, +HH, +HHMM"
+    )
 
 
 class DelimitedSchema(Config):

@@ -28,6 +28,14 @@ from adaptive.errors import InputError
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _GZIP_MAGIC = b"\x1f\x8b"
+_BINARY = {
+    b"PAR1": ("Parquet", "Read it as --data parquet:PATH."),
+    b"ARROW1": ("an Arrow file", "Write it as Parquet, or pass the table to adaptive.from_frame."),
+    b"\x28\xb5\x2f\xfd": ("zstd", "Decompress it with unzstd."),
+    b"\xfd7zXZ": ("xz", "Decompress it with unxz."),
+    b"BZh91A": ("bzip2", "Decompress it with bunzip2."),
+    b"PK\x03\x04": ("a zip archive or an Excel file", "Unzip it, or save the sheet as CSV."),
+}  # first bytes
 _SKIPPED_BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _NOTHING = _BOM + b"\r\n"
@@ -48,7 +56,11 @@ class ByteStream:
         self._raw = open_file(file.path)
         try:
             file.require_unchanged(os.fstat(self._raw.fileno()))
-            is_gzip = self._raw.read(2) == _GZIP_MAGIC
+            begin = self._raw.read(6)
+            is_gzip = begin[:2] == _GZIP_MAGIC
+            for magic, (format_name, advice) in _BINARY.items():
+                if begin.startswith(magic):
+                    raise InputError(f"{file.path}: expected text, plain or gzip, got {format_name}. {advice}")
             self._raw.seek(0)
             self._gzip = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if is_gzip else None
         except BaseException:

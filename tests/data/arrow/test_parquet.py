@@ -3,7 +3,9 @@
 import json
 import os
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -228,6 +230,7 @@ BAD = {
     "number in price": {"price": [1e300, 1.0]},
     "number in views": {"views": [1.5, 2.0]},
     "number in user": {"user": [0.5, 1.0]},
+    "float in user": {"user": [2.0**53, 1.0]},
     "number in liked": {"liked": [["1", "x"], ["2"]]},
     "utf8 in city": {"city": [b"\xff", b"Ulm"]},
     "nul in city": {"city": ["a\0b", "Ulm"]},
@@ -241,6 +244,7 @@ BAD_WORDS = {
     "label": "a valid label",
     "number": "a number",
     "hex": "hex digits",
+    "float": "whole numbers that floats can tell apart (below 2^53, in float32 2^24)",
     "time": "a time",
     "utf8": "UTF-8 text",
     "nul": "text without NUL bytes",
@@ -445,3 +449,54 @@ def test_a_row_group_that_has_fewer_rows_than_its_footer_says(tmp_path: Path, mo
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: [one[:2] for one in whole(*a, **k)])
     with pytest.raises(InputError, match=r"row group 0\]: .*\(the footer promises 3 rows, the file has 2\)"):
         list(data.train(2))
+
+
+def test_a_footer_whose_row_groups_do_not_add_up_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_parquet(tmp_path, pa.table({"a": [1, 2, 3], "y": [0, 1, 0]}), SIMPLE, written={"row_group_size": 2})
+    whole = pq.ParquetFile.num_row_groups
+    monkeypatch.setattr(pq.ParquetFile, "num_row_groups", property(lambda file: whole.__get__(file) - 1))
+    with pytest.raises(InputError, match=r"the footer promises 3 rows, its row groups have 2"):
+        of_parquet(tmp_path, pa.table({"a": [1, 2, 3], "y": [0, 1, 0]}), SIMPLE, written={"row_group_size": 2})
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(pa.float64(), 53), (pa.float32(), 24)], ids=["float64", "float32"])
+def test_floats_that_merge_ids_are_refused(tmp_path: Path, kind: object, bits: int) -> None:
+    def table(value: float) -> object:
+        return pa.table({"a": pa.array([value, None], kind), "y": [0, 1]})
+
+    assert _ids(of_parquet(tmp_path, table(2.0**bits - 1), SIMPLE)) == [2**bits - 1, 0]
+    with pytest.raises(
+        InputError, match=r"row group 0\]:1: expected whole numbers that floats can tell apart .* for a"
+    ):
+        list(of_parquet(tmp_path, table(2.0**bits), SIMPLE).train(2))
+
+
+UUIDS = ["123e4567-e89b-12d3-a456-426614174000", None, "00000000-0000-0000-0000-00000000000a"]
+
+
+def test_uuids_and_whole_decimals_are_ids(tmp_path: Path) -> None:
+    """They are the ids of their texts."""
+    schema = SIMPLE.replace('kind = "int"\n', "")
+    texts = _ids(of_parquet(tmp_path, pa.table({"a": UUIDS, "y": [0, 1, 0]}), schema))
+    uuids = pa.array([None if text is None else UUID(text).bytes for text in UUIDS], pa.uuid())
+    assert _ids(of_parquet(tmp_path, pa.table({"a": uuids, "y": [0, 1, 0]}), schema)) == texts
+    numbers = [Decimal(12), Decimal(-5), Decimal(10**18)]
+    decimals = pa.table({"a": pa.array(numbers, pa.decimal128(38, 0)), "y": [0, 1, 0]})
+    assert _ids(of_parquet(tmp_path, decimals, SIMPLE)) == [12, -5, 10**18]
+    digits = pa.table({"a": ["12", "-5", str(10**18)], "y": [0, 1, 0]})
+    assert _ids(of_parquet(tmp_path, decimals, schema)) == _ids(of_parquet(tmp_path, digits, schema))
+    with pytest.raises(ConfigError, match=r"column 'a': expected categories of kind 'int', got decimal128\(38, 2\)"):
+        of_parquet(tmp_path, pa.table({"a": pa.array([Decimal(1)], pa.decimal128(38, 2)), "y": [0]}), SIMPLE)
+
+
+def test_folders_of_hive_are_columns(tmp_path: Path) -> None:
+    schema = SIMPLE.replace("\n[[categorical]]", '\n[time]\ncolumn = "dt"\nkind = "iso"\n[[categorical]]', 1)
+    (tmp_path / "schema.toml").write_text(schema + '\n[[categorical]]\ncolumns = ["land"]\nhash_rows = 1000\n')
+    for day, land in (("2026-11-27", "a%20b"), ("2026-11-28", "__HIVE_DEFAULT_PARTITION__")):
+        folder = tmp_path / "clicks" / f"dt={day}" / f"land={land}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"a": [int(day[-2:])], "y": [0]}), folder / "0.parquet")
+    options = DataOptions(schema_path=tmp_path / "schema.toml", time_split="2026-11-28")
+    data = open_dataset(f"parquet:{tmp_path / 'clicks'}", options)
+    (train,), (evaluation,) = data.train(8), data.evaluation(8)
+    assert train.ids[1] < 1000 and evaluation.ids[1] == 1000  # missing

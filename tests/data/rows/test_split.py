@@ -191,3 +191,39 @@ def taobao_events(folder):
     path = folder / "events.csv"
     path.write_text("".join(f"{u},{100 * u + n},{n % 3},pv,{1_500_000_000 + n}\n" for u in (1, 2) for n in range(12)))
     return path
+
+
+DAYS_MS = [1_760_000_000_000 + 86_400_000 * day for day in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"time_split": 1_760_200_000}, r"expected a time in the unit of the data, such as 176\d{10}, got 1760200000"),
+        ({"time_split": "2025-10-12"}, r"expected a number in the unit of the time column, got '2025-10-12'.*millisec"),
+    ],
+    ids=lambda value: str(*value) if isinstance(value, dict) else "",
+)
+def test_milliseconds_are_refused_where_seconds_are_needed(tmp_path, option, message):
+    (tmp_path / "s.toml").write_text(
+        'label.column = "y"\ntime = { column = "t" }\n[[categorical]]\ncolumns = ["u"]\nkind = "int"\nhash_rows = 9\n'
+    )
+    (tmp_path / "d").write_text("y,u,t\n" + "".join(f"1,3,{time}\n" for time in DAYS_MS))
+
+    def opened(**options):
+        return open_dataset(f"csv:{tmp_path / 'd'}", DataOptions(schema_path=tmp_path / "s.toml", **options))
+
+    with pytest.raises((ConfigError, InputError), match=message):
+        opened(**option)
+    assert opened(time_split=DAYS_MS[1]).train(9)
+
+
+def test_urls_and_files_that_are_no_text_have_advice_that_works(tmp_path):
+    (tmp_path / "s.toml").write_text('label.column = "y"\n[[categorical]]\ncolumns = ["u"]\nhash_rows = 9\n')
+    options = DataOptions(schema_path=tmp_path / "s.toml")
+    with pytest.raises(InputError, match=r"expected files of this machine, got 's3://bucket/a\.csv'\. Copy them first"):
+        open_dataset("csv:s3://bucket/a.csv", options)
+    for content, message in ((b"\x28\xb5\x2f\xfdabc", "zstd"), (b"PAR1abc", "Parquet.*parquet:PATH")):
+        (tmp_path / "a").write_bytes(content)
+        with pytest.raises(InputError, match=f"expected text, plain or gzip, got {message}"):
+            list(open_dataset(f"csv:{tmp_path / 'a'}", options).train(2))

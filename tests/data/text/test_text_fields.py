@@ -78,6 +78,11 @@ def test_decimal_is_exact_to_fifteen_digits(digits, point):
         ("2019-11-24T00:01:29Z", 1574553689.0),
         ("2019-11-24T02:01:29+02:00", 1574553689.0),
         ("2019-11-23T22:31:29-01:30", 1574553689.0),
+        ("2019-11-24 00:01:29 UTC", 1574553689.0),  # BigQuery
+        ("2019-11-24 00:01:29+00", 1574553689.0),  # Postgres
+        ("2019-11-24 02:01:29.500 +0200", 1574553689.5),  # Snowflake
+        ("2019-11-24 00:01", 1574553660.0),
+        ("2019-11-23T22:31-0130", 1574553660.0),
         ("2024-02-29", 1709164800.0),
         ("2100-03-01", 4107542400.0),
     ],
@@ -86,6 +91,13 @@ def test_iso_time(text, seconds, compiled):
     function = kernels.parse_iso_time if compiled else kernels.parse_iso_time.py_func
     actual, stop = read(function, text)
     assert (actual, stop) == (pytest.approx(seconds, abs=1e-6), len(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["2019-11-24 00:01:29 UT", "2019-11-24 00:01:29 ", "2019-11-24 00:01 +2", "2019-11-24 0"]
+)
+def test_times_end_where_they_are_complete(text):
+    assert read(kernels.parse_iso_time, text)[1] < len(text)
 
 
 @pytest.mark.parametrize(
