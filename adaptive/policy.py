@@ -289,8 +289,8 @@ class Policy(ABC):
     def left(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
         """Note that these rows (n,), ascending, are evicted. Default: do nothing.
 
-        Called after `score` with the rows evicted for batch `number`. Rows evicted for another reason (less memory,
-        rebalanced slots, loaded tables) are passed before the next `score`. Not called without rows.
+        Called after `score` with the rows evicted for batch `number`. Rows evicted for another reason (rebalanced
+        slots, loaded tables) are passed before the next `score`. Not called without rows.
         """
 
     def came(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from adaptive.errors import DeviceMemoryError
-
 FEW_CORES = 4
 BUSY_SHARE = 0.1  # share of the cores taken by other processes above which times are not reliable
 START_SECONDS = 10  # within which a new thread must begin
@@ -232,20 +230,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and FULL.search(str(error)) is not None
     )
-
-
-@contextmanager
-def running_out(when: str) -> Iterator[None]:
-    """Turn out-of-memory errors inside into a `DeviceMemoryError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        cause = str(error).splitlines()[0]
-        raise DeviceMemoryError(
-            f"out of GPU memory {when}: {cause}. Lower device_rows or batch_size, or raise tier.reserve."
-        ) from error
 
 
 def is_hangup_heard() -> bool:

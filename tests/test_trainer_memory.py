@@ -1,18 +1,28 @@
-"""The device's memory runs out in a forward or backward pass, for the dense update, in building or evaluating: what was
-tried is done again with fewer device rows. In the middle of a dense update it is an error, and not done twice."""
+"""The device's memory runs out: an error that says which `device_rows` would fit, and nothing has changed."""
 
 from collections.abc import Sequence
+from itertools import islice
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from support.helpers import bags, one_table, step_all
 from support.toy import ToyData, toy_config
 from support.toy_runs import assert_equal, everything
 from torch import Tensor, nn
 
 import adaptive.training.components
 import adaptive.training.trainer
+from adaptive.batch import Batch
+from adaptive.config import TableConfig
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.planning.sizing import out_of_memory
+from adaptive.embeddings.tiers.gpu import build as gpu_build
 from adaptive.errors import DeviceMemoryError
 from adaptive.models.dense.dlrm import DLRM
+from adaptive.optim import SGD, Adam
+from adaptive.system import is_out_of_memory
 from adaptive.training.components import Components, build
 from adaptive.training.evaluation import evaluate
 from adaptive.training.trainer import UPDATE_ROOM, Trainer, reserve_update_memory
@@ -32,42 +42,91 @@ class RunsOut(nn.Module):
             raise torch.OutOfMemoryError("CUDA out of memory")
         logits: Tensor = self.model(dense, pooled)
         if fails:
-            (pooled if self.where == "end of backward" else logits).register_hook(out_of_memory)
+            (pooled if self.where == "end of backward" else logits).register_hook(fail)
         return logits
 
 
-def out_of_memory(gradient: Tensor) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-def made(depth: int = 2, **tier: object) -> Components:
+def made(**tier: object) -> Components:
     toy = ToyData()
     tier = {"device": "cpu-torch", "device_rows": "100%", "poison": True} | tier
-    config = toy_config(tier=tier, depth=depth, dense_optimizer={"name": "adam", "lr": 0.01})
+    config = toy_config(tier=tier, depth=2, dense_optimizer={"name": "adam", "lr": 0.01})
     return build(config, toy, list(toy.train(32)))
 
 
-def train(calls: Sequence[int], where: str, *, depth: int = 2, **tier: object) -> tuple[Components, int]:
-    toy, parts = ToyData(), made(depth, **tier)
-    model = RunsOut(parts.model, calls, where)
-    steps = Trainer(parts.embeddings, model, parts.optimizer).train(toy.train(32), depth=depth)
-    return parts, steps
+def batches(count: int) -> list[Batch]:
+    return list(islice(ToyData().train(32), count))
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "end of backward"])
-@pytest.mark.parametrize("calls", [[0], [3, 4], [7, 12, 13]])
-def test_the_result_is_that_of_an_undisturbed_run(where: str, calls: list[int]) -> None:
-    expected, steps = train([], where)
-    found, steps_found = train(calls, where, transfer="direct")
-    assert steps_found == steps == 20
-    assert found.embeddings.runtime.view.device_rows < expected.embeddings.runtime.view.device_rows
-    assert_equal(everything(found), everything(expected))
-
-
-def test_a_batch_that_never_fits_ends_the_run_with_what_to_do() -> None:
-    with pytest.raises(DeviceMemoryError, match="Lower batch_size or depth") as caught:
-        train(range(3, 1000), "forward", depth=1)
+def test_running_out_in_a_pass_changes_nothing(where: str) -> None:
+    """The batches before it are trained, and their rows and weights are those of a run that ends there."""
+    found, expected = made(), made()
+    rows = found.embeddings.runtime.view.device_rows
+    with pytest.raises(
+        DeviceMemoryError, match="out of GPU memory in the forward or backward pass: CUDA out"
+    ) as caught:
+        Trainer(found.embeddings, RunsOut(found.model, [3], where), found.optimizer).train(batches(9), depth=2)
     assert caught.value.exit_code == 7
+    assert f"Set device_rows to {int(0.9 * rows)} (now {rows}), or lower batch_size or depth." in str(caught.value)
+    Trainer(expected.embeddings, expected.model, expected.optimizer).train(batches(3), depth=2)
+    assert_equal(weights_of(found), weights_of(expected))
+
+
+def weights_of(parts: Components) -> dict[str, NDArray[np.float32]]:
+    """Values of all rows, and the dense weights."""
+    rows = {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
+    return rows | {name: value.detach().numpy() for name, value in parts.model.named_parameters()}
+
+
+def test_the_error_takes_twice_what_was_asked_for() -> None:
+    groups = make_groups([TableConfig(name="t", num_embeddings=4096, embedding_dim=256)], 0)  # 4 MiB
+    for asked, fewer in (("512.00 KiB", 3072), ("1.00 MiB", 2048), ("no size", 3686)):
+        error = torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has\nmore lines")
+        text = str(out_of_memory(error, "here", groups, [4096], SGD()))
+        assert text.startswith("out of GPU memory here: CUDA out") and "more lines" not in text
+        assert f"Set device_rows to {fewer} (now 4096), or lower batch_size or depth." in text
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert str(out_of_memory(error, "here", groups, [4096], SGD())).endswith("GiB. Lower batch_size or depth.")
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("CUDA error: out of memory"), False),
+    ],
+)
+def test_libraries_have_their_own_words_for_full_memory(error: Exception, full: bool) -> None:
+    assert is_out_of_memory(error) == full
+    raised = pytest.raises(DeviceMemoryError if full else type(error))
+    with one_table(5) as embeddings, raised, embeddings.runtime.running_out("here"):
+        raise error
+
+
+@pytest.mark.parametrize("part", ["look-ahead", "update"])
+def test_out_of_memory_outside_of_passes_is_exit_code_7(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = one_table(20, "100%", device="cpu-torch", optimizer=Adam())
+    method = {"look-ahead": "fetch", "update": "update"}[part]
+    monkeypatch.setattr(gpu_build.TorchDevice, method, fail)
+    with pytest.raises(DeviceMemoryError, match="out of GPU memory") as caught:
+        step_all(embeddings, [bags([1]), bags([2])], depth=1)
+    assert caught.value.exit_code == 7
+
+
+def test_out_of_memory_when_tables_are_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_build, "TorchDevice", fail)
+    with pytest.raises(
+        DeviceMemoryError, match=r"while tables were created: CUDA .* Set device_rows to 90 \(now 100\)"
+    ):
+        one_table(100, "100%", device="cpu-torch")
+
+
+def fail(*arguments: object, **options: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 # --- the dense update ------------------------------------------------------------------------------------------------
@@ -90,16 +149,13 @@ class Fails:
         return found
 
 
-@pytest.mark.parametrize("calls", [[0], [4, 5], [19]])
-def test_without_memory_for_the_update_the_batch_runs_again(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, _ = train([], "")
-    monkeypatch.setattr(
-        adaptive.training.trainer, "reserve_update_memory", asked := Fails(reserve_update_memory, calls)
-    )
-    found, steps = train([], "")
-    assert steps == 20 and asked.calls == 20 + len(calls)
-    assert found.embeddings.runtime.view.device_rows < expected.embeddings.runtime.view.device_rows
-    assert_equal(everything(found), everything(expected))
+def test_without_memory_for_the_update_nothing_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected = made(), made()
+    monkeypatch.setattr(adaptive.training.trainer, "reserve_update_memory", Fails(reserve_update_memory, [3]))
+    with pytest.raises(DeviceMemoryError, match="in the forward or backward pass"):
+        Trainer(found.embeddings, found.model, found.optimizer).train(batches(9), depth=2)
+    Trainer(expected.embeddings, expected.model, expected.optimizer).train(batches(3), depth=2)
+    assert_equal(weights_of(found), weights_of(expected))
 
 
 def test_the_room_asked_for_is_what_torchs_optimizers_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,52 +181,19 @@ def test_a_dense_update_that_fails_is_not_done_twice(late: bool) -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer"])
-@pytest.mark.parametrize("late", [False, True])
-def test_rows_make_room_for_the_model(part: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, _ = train([], "")
+def test_a_model_that_does_not_fit_is_exit_code_7(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if part == "model":
-        moving = Fails(DLRM.to, [0, 1], late=late)
-        monkeypatch.setattr(DLRM, "to", lambda model, device: moving(model, device))
+        monkeypatch.setattr(DLRM, "to", fail)
     else:
-        monkeypatch.setattr(
-            adaptive.training.components, "dense_optimizer", Fails(adaptive.training.components.dense_optimizer, [0, 1])
-        )
-    found, _ = train([], "")
-    rows = expected.embeddings.runtime.view.device_rows
-    assert found.embeddings.runtime.view.device_rows == int(0.9 * int(0.9 * rows))
-    assert "reduced: out of GPU memory" in found.embeddings.statistics.device_rows_text()
-    assert_equal(everything(found), everything(expected))
+        monkeypatch.setattr(adaptive.training.components, "dense_optimizer", fail)
+    with pytest.raises(DeviceMemoryError, match=r"in building the model: CUDA .* Set device_rows to") as caught:
+        made()
+    assert caught.value.exit_code == 7
 
 
-def test_a_model_that_never_fits_is_exit_code_7(monkeypatch: pytest.MonkeyPatch) -> None:
-    moving = Fails(DLRM.to, range(100))
-    monkeypatch.setattr(DLRM, "to", lambda model, device: moving(model, device))
-    with pytest.raises(DeviceMemoryError, match="Lower batch_size or depth") as caught:
-        made(held_rows=200)
-    assert caught.value.exit_code == 7 and moving.calls > 2
-
-
-@pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
-def test_evaluation_gives_rows_back_and_finds_the_same(device: str) -> None:
-    parts, toy = made(device=device), ToyData()
-    Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32))
-    expected, values, rows = evaluate_with([], parts), everything(parts), parts.embeddings.runtime.view.device_rows
-    assert evaluate_with([0, 2, 3], parts) == expected
-    assert parts.embeddings.runtime.view.device_rows < rows
-    assert_equal(everything(parts), values)
-
-
-def test_an_evaluation_in_the_middle_of_training_gives_rows_back() -> None:
-    found, expected = made(), made()
-    for parts, calls in ((found, [1]), (expected, [])):
-        trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
-        for planned in parts.embeddings.look_ahead(ToyData().train(32), depth=2):
-            trainer.step(planned)
-            if planned.number == 9:
-                evaluate_with(calls, parts)
-    assert found.embeddings.runtime.view.device_rows < expected.embeddings.runtime.view.device_rows
-    assert_equal(everything(found), everything(expected))
-
-
-def evaluate_with(calls: Sequence[int], parts: Components) -> object:
-    return evaluate(parts.embeddings, RunsOut(parts.model, calls, "forward"), ToyData().evaluation(64))
+def test_an_evaluation_that_does_not_fit_changes_nothing() -> None:
+    parts = made()
+    before = everything(parts)
+    with pytest.raises(DeviceMemoryError, match="out of GPU memory in an evaluation"):
+        evaluate(parts.embeddings, RunsOut(parts.model, [1], "forward"), ToyData().evaluation(64))
+    assert_equal(everything(parts), before)

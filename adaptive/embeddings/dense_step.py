@@ -47,7 +47,7 @@ class LocalDenseStep:
         return batch
 
     def begin(self) -> None:
-        """Prepare for the passes of a batch, also when they are run again."""
+        """Prepare for the passes of a batch."""
 
     def take_gradients(self) -> list[float]:
         """Take the gradients of a block after backward; return their sum if they were taken."""

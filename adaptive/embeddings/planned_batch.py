@@ -44,7 +44,7 @@ class GroupBatch:
         return self._lane.device.pool(self._pooling, self._weights)
 
     def forget(self) -> None:
-        """Drop the gradients of a batch that will be run again."""
+        """Drop the gradients."""
         self.gradients = None
 
     def add_gradients(self, gradients: Tensor) -> None:

@@ -23,7 +23,6 @@ from adaptive.embeddings.distributed import LocalSteps
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.errors import ConfigError
-from adaptive.system import running_out
 
 Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
 
@@ -135,7 +134,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         if (rate := self.lr) != self._pipeline.rate:
             self._pipeline.use_rate(rate)
         self._unscale()
-        with self._pipeline.stopwatch.stage("row_update"), running_out("in the update of rows"):
+        with self._pipeline.stopwatch.stage("row_update"), self._pipeline.running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
                 self._batch_steps.update(planned)

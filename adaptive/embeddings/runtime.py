@@ -1,18 +1,16 @@
 """`Runtime`: the interface of `TieredEmbeddingBag` for trainers and studies."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from adaptive.embeddings.distributed import LocalSteps
 from adaptive.embeddings.engine.build import Outline
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.resizing import release_slots
 from adaptive.embeddings.engine.statistics import StatisticsCollector
-from adaptive.embeddings.planning.sizing import FEWER, SHRINK
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.policy import TierView, arranges
-from adaptive.system import is_out_of_memory
 
 T = TypeVar("T")
 
@@ -58,28 +56,6 @@ class Runtime:
         assert self.may_end_early
         self.pipeline.ending = True
 
-    def with_room(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, repeated with fewer device rows while memory runs out.
-
-        Raises:
-            DeviceMemoryError: if no more device rows can be released.
-        """
-        while True:
-            try:
-                return work()
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-            self.make_room()  # outside `except`: the error would keep the attempt's tensors alive
-
-    def make_room(self) -> None:
-        """Release a tenth of the device rows after a pass ran out of device memory.
-
-        Also drops the current batch's gradients. Run its passes again: the result is the same as without the error.
-
-        Raises:
-            DeviceMemoryError: if the batches in flight need all device rows; then nothing has changed.
-        """
-        self.optimizer.discard()
-        self.statistics.count_evicted(release_slots(self.pipeline, SHRINK, self.outline.tier.held_rows))
-        self.statistics.resize(FEWER)
+    def running_out(self, when: str) -> AbstractContextManager[None]:
+        """Turn running out of GPU memory inside into a `DeviceMemoryError` that says which `device_rows` would fit."""
+        return self.pipeline.running_out(when)

@@ -37,7 +37,6 @@ from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer, row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, SkipRule, arranges
-from adaptive.system import running_out
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of the command line, too
 
@@ -143,7 +142,8 @@ class TieredEmbeddingBag(nn.Module):
         self.device = self._pipeline.mover.device
         if outline.skip is not None:
             watched = outline.skip
-            self.runtime.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
+            with self._pipeline.running_out("for watched rows"):
+                watch_rows(self._pipeline, watched, optimizer)
 
     @classmethod
     def from_bags(
@@ -237,7 +237,7 @@ class TieredEmbeddingBag(nn.Module):
         self._batch_steps.failure = None
         self._optimizer.discard()  # gradients that an interrupt at the end of a pass has left
         try:
-            with running_out("while rows moved"):
+            with self._pipeline.running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
                 arranged = policy_caller.arrange(named, self.runtime.view, self._hashed_view)
                 with closing(one_pass.ready_batches(map(own_part, arranged))) as ready_batches:

@@ -130,8 +130,6 @@ def build(
 ) -> Components:
     """Build the components; initial values follow from `config.seed`.
 
-    The device tier shrinks if the model does not fit next to it.
-
     Args:
         sample: batches of the training data; `device_rows = "auto"` derives the rows in flight from them.
         ranks: processes that train together.
@@ -152,11 +150,9 @@ def build(
         ranks=ranks,
     )
     try:
-        model = embeddings.runtime.with_room(
-            lambda: make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
-        )
-        # An optimizer may allocate its state at once.
-        optimizer = embeddings.runtime.with_room(lambda: dense_optimizer(config.dense_optimizer, model))
+        with embeddings.runtime.running_out("in building the model"):  # an optimizer may allocate its state at once
+            model = make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
+            optimizer = dense_optimizer(config.dense_optimizer, model)
         return Components(tables, embeddings, model, optimizer)
     except BaseException:
         embeddings.close()

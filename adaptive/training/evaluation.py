@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -56,8 +55,7 @@ def evaluate(
 
     Samples count by their weights, if they have some (`Batch.extras["weight"]`); in GAUC each counts once.
 
-    Rows are read in place: none is moved, counted or trained, and dropout is off. If a GPU runs out of memory, the
-    device tier shrinks and the batch runs again, which changes no number.
+    Rows are read in place: none is moved, counted or trained, and dropout is off.
 
     Args:
         by: position of a feature with one id per sample, which groups the samples for GAUC.
@@ -66,7 +64,7 @@ def evaluate(
         keep_negatives: see `corrected`.
 
     Raises:
-        DeviceMemoryError: if the device tier cannot shrink further.
+        DeviceMemoryError: if GPU memory runs out.
         InputError: for a sample without a label; with `by`, for a sample without exactly one id, or too many samples.
         NonFiniteError: for a logit that is not finite, with its batch and data lines.
     """
@@ -134,7 +132,7 @@ def predict(
     """Yield the logits (B,) of each batch, without reading labels.
 
     Raises:
-        DeviceMemoryError: if the device tier cannot shrink further.
+        DeviceMemoryError: if GPU memory runs out.
         NonFiniteError: for a logit that is not finite, with its batch and data lines.
     """
     return (logits for _, logits in _predictions(embeddings, model, batches))
@@ -144,8 +142,9 @@ def _predictions(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     for number, batch in enumerate(batches):
-        with evaluating(model), torch.no_grad():  # per batch: the caller may train in between
-            logits = embeddings.runtime.with_room(partial(_logits, embeddings, model, batch))
+        running_out = embeddings.runtime.running_out("in an evaluation")
+        with running_out, evaluating(model), torch.no_grad():  # per batch: the caller may train in between
+            logits = _logits(embeddings, model, batch)
         _check_finite(logits, number, batch)
         yield batch, logits
 

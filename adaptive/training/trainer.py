@@ -11,14 +11,13 @@ share of the batch's mean, so each sample has the same gradient as without parts
 the number of samples in a matrix product. Layers whose samples influence each other (batch normalization) would treat
 each part as a batch. If a layer sets `mixes_samples = True`, batches are trained whole.
 
-Changes of buffers in a forward pass (running statistics) are undone if the batch is not trained or runs again.
+Changes of buffers in a forward pass (running statistics) are undone if the batch is not trained.
 
 On a GPU a step waits for the device once, between the backward pass and the update: loss and gradients must be known to
 be finite before anything changes. All work before is launched without a wait.
 
 The update of dense weights must not fail halfway: torch's optimizers cannot undo a step, so running out of memory in
-the middle would leave some weights changed. Its memory is therefore allocated before, while the batch can still run
-again with fewer device rows.
+the middle would leave some weights changed. Its memory is therefore allocated before, while nothing has changed.
 """
 
 import contextlib
@@ -37,7 +36,6 @@ from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.loss import log_loss
-from adaptive.system import running_out
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.training.telemetry.recorder import Recorder
@@ -116,16 +114,18 @@ class Trainer:
     def step(self, planned: Planned) -> None:
         """Train one batch. Nothing changes unless loss and gradients are finite.
 
-        If the device runs out of memory in the passes, its tier shrinks and the passes run again.
+        Raises:
+            DeviceMemoryError: if GPU memory runs out. In the passes, nothing has changed then.
         """
-        name = f"step {self.recorder.steps + 1}"
-        passed = self.embeddings.runtime.with_room(lambda: self._checked_passes(planned, name))
+        name, running_out = f"step {self.recorder.steps + 1}", self.embeddings.runtime.running_out
+        with running_out("in the forward or backward pass"):
+            passed = self._checked_passes(planned, name)
         with self.recorder.timed("update"):
             weights = np.asarray(planned.batch.extras.get("weight", ()), np.float32)
             of_batch = self._dense.combine(planned, passed.losses, passed.logits, planned.batch.labels, weights)
         self._set_rates(self.recorder.steps)
-        with self.recorder.timed("update"):
-            update(self.optimizer)
+        with self.recorder.timed("update"), running_out("in the update of dense weights"):
+            self.optimizer.step()
         with self.recorder.timed("row_update"):
             self.embeddings.step()
         self.recorder.step(*of_batch)
@@ -182,7 +182,7 @@ class Trainer:
     def _seeded(self, part: Planned) -> Iterator[None]:
         """Seed torch's generators, for dropout, by the run's seed, the step and the part; restore them afterwards.
 
-        So a resumed run, a batch that is run again, and any number of ranks with the same blocks drop the same values.
+        So a resumed run and any number of ranks with the same blocks drop the same values.
         Models without dropout leave the generators alone: a loader may draw from them in the look-ahead thread.
         """
         device = self.embeddings.device
@@ -246,16 +246,6 @@ def reserve_update_memory(optimizer: torch.optim.Optimizer, device: torch.device
     gradients = [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
     # torch's allocator keeps the freed memory for the optimizer, which allocates next.
     torch.empty(UPDATE_ROOM * sum(gradient.nbytes for gradient in gradients), dtype=torch.uint8, device=device)
-
-
-def update(optimizer: torch.optim.Optimizer) -> None:
-    """Run one step of the optimizer.
-
-    Raises:
-        DeviceMemoryError: if an optimizer takes more memory than `UPDATE_ROOM` reserves.
-    """
-    with running_out("in the update of dense weights"):
-        optimizer.step()
 
 
 @contextlib.contextmanager

@@ -63,7 +63,6 @@ class Case:
     way: str = "staged"
     device_rows: str = "65%"
     ample: bool = False  # enough buffers, so that no thread waits for one
-    shrinks: bool = False  # the device tier shrinks in the middle
     lookups: str = "host"  # or "device", which searches them; every other batch is then only pooled
     keyed: bool = False  # ids are keys that come and go; nothing is read with batches in flight
 
@@ -88,8 +87,8 @@ class Case:
 CASES = [
     Case(way="staged"),
     Case(way="direct", device_rows="60%"),
-    Case(way="staged", device_rows="70%", shrinks=True),
-    Case(way="direct", device_rows="70%", ample=True, shrinks=True),
+    Case(way="staged", device_rows="70%"),
+    Case(way="direct", device_rows="70%", ample=True),
     Case(Skips, 3, "direct"),
     Case(Skips, 1, "staged", "50%", ample=True),
     Case(ScatteredOnHost, 2, "direct", "30%"),
@@ -99,10 +98,10 @@ CASES = [
     Case(Hybrid, 2, "direct", "0"),
     Case(depth=0, device_rows="35%", ample=True),
     Case(way="direct", device_rows="60%", ample=True, lookups="device"),
-    Case(depth=1, device_rows="50%", shrinks=True, lookups="device"),
+    Case(depth=1, device_rows="50%", lookups="device"),
     Case(way="direct", device_rows="50%", ample=True),  # slots are rebalanced
     Case(way="direct", device_rows="80%", ample=True, keyed=True),
-    Case(Skips, 1, "staged", "90%", shrinks=True, keyed=True),
+    Case(Skips, 1, "staged", "90%", keyed=True),
     Case(ScatteredOnHost, 3, "direct", "50%", ample=True, keyed=True),
     Case(SkipsOnHost, 2, "staged", "30%", keyed=True),
 ]
@@ -147,7 +146,6 @@ class Run:
     depth: int
     random: np.random.Generator
     readings: dict[int, list[NDArray[np.float32]]]
-    shrinks: bool  # once, not yet
     forgets: bool = False  # every other batch is pooled, and not updated
     pooled: dict[int, list[Tensor]] = field(default_factory=dict)  # the vectors of these
 
@@ -243,14 +241,11 @@ class Run:
         return out
 
     def disturb(self) -> None:
-        """Sometimes read or flush rows, or give slots back, while batches are in flight."""
+        """Sometimes read or flush rows while batches are in flight."""
         self.read_sometimes()
         if self.random.random() < 0.1:
             self.embeddings.rows.flush()
             self.assert_flushed()
-        if self.shrinks and self.random.random() < 0.2:
-            self.shrinks = False
-            self.embeddings.runtime.make_room()
 
     def read_sometimes(self) -> None:
         if self.random.random() < 0.2 and not self.embeddings.runtime.pipeline.has_keys:
@@ -270,7 +265,7 @@ def expected(case: Case) -> tuple[Arrays, dict[int, list[NDArray[np.float32]]]]:
     """Results on a device tier of ordinary memory, without streams; rows are read after every batch."""
     if case not in _EXPECTED:
         readings: dict[int, list[NDArray[np.float32]]] = {}
-        run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.shrinks, case.forgets)
+        run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.forgets)
         run.random = AlwaysLooks()  # type: ignore[assignment]
         _EXPECTED[case] = run.train(), readings
     return _EXPECTED[case]
@@ -298,7 +293,7 @@ def same(result: NDArray[Any], expected: NDArray[Any]) -> bool:
 def assert_right(case: Case, seed: int) -> None:
     arrays, readings = expected(case)
     with simulated(seed) as simulation, small_buffers(case.ample):
-        run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks, case.forgets)
+        run = Run(case.build(), case.depth, simulation.random, {}, case.forgets)
         results = run.train()
     for name, array in arrays.items():
         assert same(results[name], array), name
@@ -309,7 +304,7 @@ def assert_right(case: Case, seed: int) -> None:
 def assert_stops(case: Case, seed: int) -> None:
     """Batches that were planned and never trained leave nothing in flight."""
     with simulated(seed) as simulation, small_buffers(case.ample):
-        run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks, case.forgets)
+        run = Run(case.build(), case.depth, simulation.random, {}, case.forgets)
         run.train(14)
         if case.lookups == "device":  # some batches had been searched ahead
             run.train()

@@ -174,11 +174,9 @@ class Lane:
         # Rows of a batch that is planned but not trained stay dirty, because it will change them.
         slots.clean(dirty[slots.used[dirty] <= trained])
 
-    def taken_slots(self, trained: int | None = None) -> Int64s:
-        """Return the slots (n,) with a row; with `trained`, those that no later batch uses."""
-        slots = self.planner.slots
-        taken = slots.taken()
-        return taken if trained is None else taken[slots.used[taken] <= trained]
+    def taken_slots(self) -> Int64s:
+        """Return the slots (n,) with a row."""
+        return self.planner.slots.taken()
 
     def oldest(self, slots: Int64s, count: int) -> Int64s:
         """Return the `count` least recently used of the slots (n,)."""
@@ -188,21 +186,21 @@ class Lane:
         """Return the rows (n,) in slots (n,)."""
         return self.planner.slots.rows[slots]
 
-    def resize(self, num_slots: int, victims: Int64s) -> tuple[Int64s, Int64s]:
+    def resize(self, num_slots: int, victims: Int64s) -> Int64s:
         """Change the number of slots, after a flush; rows stay, except those in `victims`.
 
-        Returns the new number of each old slot (old slots,), and the number of evicted rows (tables of the group,).
+        Returns the number of evicted rows (tables of the group,).
         """
         slots = self.planner.slots
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
         back_slots, _ = slots.release(victims, tally)
         assert not len(back_slots), "evicted rows have been written back"
-        new_slots = slots.compact(num_slots)
+        slots.compact(num_slots)
         self.device.resize(num_slots)  # waits until the new slots exist
         taken = slots.taken()
         moves = Moves(fetch_slots=taken, fetch_rows=slots.rows[taken], fetch_initial=slots.flags[taken] == 0)
         self.device.fetch(moves)
-        return new_slots, tally[:, Counter.DEMOTED]
+        return tally[:, Counter.DEMOTED]
 
     # --- the hot set -----------------------------------------------------------------------------------------
 

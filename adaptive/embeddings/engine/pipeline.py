@@ -5,8 +5,9 @@ Its caller owns the planners: the look-ahead thread while there is one, otherwis
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +29,7 @@ from adaptive.embeddings.planning.parts import GroupPart, describe_parts
 from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import Arrival
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
+from adaptive.embeddings.planning.sizing import out_of_memory
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiers.device import Rows, Send
 from adaptive.embeddings.tiers.mover import Mover
@@ -35,6 +37,7 @@ from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning.books import MOST_BATCHES
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, arranges, arranges_alike, forgets
+from adaptive.system import is_out_of_memory
 
 
 class QueuedBatch(NamedTuple):
@@ -284,7 +287,6 @@ class Pipeline:
 
     def learn(self) -> None:
         """Take in the feedback that is old enough; once for each batch, before it is planned."""
-        # If memory runs out, the training thread moves rows (`resizing`); no policy may be called meanwhile.
         with self.stopwatch.stage("learn"), self.lock:
             self.feedback.take_in(self.next_number, self._depth)
 
@@ -409,16 +411,22 @@ class Pipeline:
             for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True)
         ]
 
+    @contextmanager
+    def running_out(self, when: str) -> Iterator[None]:
+        """Turn running out of GPU memory inside into a `DeviceMemoryError` that names a smaller `device_rows`."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            slots = [lane.device.num_slots for lane in self.lanes]
+            raise out_of_memory(error, when, self.groups, slots, self._optimizer) from error
+
     # --- rows between moves ----------------------------------------------------------------------------------
 
     def in_flight(self) -> list[ReadyBatch]:
         """Return the batches of the running look-ahead that are planned and not trained yet."""
         return [ready for ready in self._planned if ready.number > self.trained]
-
-    def send_again(self, number: int, plan: GroupPlan) -> None:
-        """Send a plan of group `number` to the device again, after its slots were renumbered."""
-        self.lanes[number].device.reupload_plan(plan)
-        self._late_fetches.poison_host(number, plan)
 
     def finish_copies(self) -> None:
         """Finish all moves of rows. For the training thread, which holds the lock."""

@@ -1,16 +1,10 @@
-"""Changes the number of slots if device memory runs out or a group has too few.
+"""Rebalances slots among groups if one has too few.
 
-*Out of memory* (`release_slots`), also with batches in flight. First every changed row is written back. Then rows that
-no batch in flight uses are evicted, least recently used first. The policy is not called, because a call may change its
-state. The other rows move into fewer slots, and plans that are not trained yet get the new slot numbers. So a batch can
-be run again afterwards, with the same result.
-
-*Rebalancing* (`rebalance_slots`). When tables are created, the demand of batches for each group is unknown, so every
-group begins with the same share of its rows. The first batch that does not fit shows the demand. Training catches up
-with planning first: with no batch in flight, moving rows changes no number. With `device_rows = "auto"` in ordinary
-memory, groups then get as many slots as they need. Otherwise the total number of rows, or bytes, stays the same. The
-batch that does not fit follows from batches and policy alone, so equal runs rebalance equally, regardless of the
-timing of threads.
+When tables are created, the demand of batches for each group is unknown, so every group begins with the same share of
+its rows. The first batch that does not fit shows the demand. Training catches up with planning first: with no batch in
+flight, moving rows changes no number. With `device_rows = "auto"` in ordinary memory, groups then get as many slots as
+they need. Otherwise the total number of rows, or bytes, stays the same. The batch that does not fit follows from
+batches and policy alone, so equal runs rebalance equally, regardless of the timing of threads.
 """
 
 import logging
@@ -19,90 +13,20 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.lane import Lane
-from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
-from adaptive.embeddings.planning.plan import GroupPlan, Int64s
+from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch
+from adaptive.embeddings.planning.plan import Int64s
 from adaptive.embeddings.planning.planner import largest_table
-from adaptive.embeddings.planning.sizing import Need, least_slots, shared_by_need
+from adaptive.embeddings.planning.sizing import Need, shared_by_need
 from adaptive.errors import DeviceMemoryError
-from adaptive.system import running_out
 
 logger = logging.getLogger("adaptive.embeddings.engine")
 
 
-def release_slots(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.int64]:
-    """Release a share of every group's slots; return the number of evicted rows (tables,).
-
-    Called by the training thread, also with batches in flight. Enough slots for `held_rows` are kept.
-
-    Raises:
-        DeviceMemoryError: if the batches in flight or the policy need all slots. Then nothing has changed.
-    """
-    with pipeline.lock:
-        old_slots = _count_slots(pipeline)
-        chosen = [_choose_victims(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
-        new_slots = [num_slots for num_slots, _ in chosen]
-        if new_slots == old_slots:
-            raise _no_slots_to_release(pipeline, sum(old_slots), "in all, the least that the batches in flight need")
-        with running_out("while the device tier got smaller"), pipeline.lock.changing("the device tier got smaller"):
-            pipeline.write_all_back()
-            in_flight = pipeline.in_flight()
-            evicted = [_resize_group(pipeline, number, *slots, in_flight) for number, slots in enumerate(chosen)]
-            pipeline.finish_copies()
-    logger.warning(
-        "batch %d: out of device memory; continuing with %s device rows instead of %s",
-        pipeline.trained + 1,
-        f"{sum(new_slots):,}",
-        f"{sum(old_slots):,}",
-    )
-    return np.concatenate(evicted)
-
-
-def _choose_victims(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> tuple[int, Int64s]:
-    """Return the number of slots that a group keeps, and the slots whose rows are evicted."""
-    have, taken = lane.device.num_slots, len(lane.taken_slots())
-    num_slots = max(int((1 - share) * have), min(have, least_slots(lane.group, held_rows)))
-    shortage, idle = max(0, taken - num_slots), lane.taken_slots(pipeline.trained)
-    policy, width = pipeline.policy_caller.policy, f"of width {lane.group.embedding_dim}"
-    if policy.device_rows is not None:
-        raise _no_slots_to_release(pipeline, have, f"{width}, all of which policy {type(policy).__name__} needs")
-    if len(idle) < shortage:
-        held = f"{width}, of which the batches in flight hold {taken - len(idle):,}"
-        raise _no_slots_to_release(pipeline, have, held)
-    return num_slots, lane.oldest(idle, shortage)
-
-
-def _no_slots_to_release(pipeline: Pipeline, have: int, reason: str) -> DeviceMemoryError:
-    return DeviceMemoryError(
-        f"batch {pipeline.trained + 1}: out of device memory: expected device rows to release, got {have:,} {reason}. "
-        "Lower batch_size or depth, or use another policy or a larger GPU."
-    )
-
-
-def _resize_group(
-    pipeline: Pipeline, number: int, num_slots: int, victims: Int64s, in_flight: Sequence[ReadyBatch] = ()
-) -> NDArray[np.int64]:
-    """Change a group's number of slots; return its evicted rows (tables,). Under the lock."""
+def _resize_group(pipeline: Pipeline, number: int, num_slots: int, victims: Int64s) -> NDArray[np.int64]:
+    """Change a group's number of slots; return its evicted rows (tables,). Under the lock, with no batch in flight."""
     lane = pipeline.lanes[number]
     pipeline.notifier.leave(number, lane.rows_in(victims))
-    new_slots, evicted = lane.resize(num_slots, victims)
-    for ready in in_flight:
-        plan = ready.plans[number]
-        for locations in _slot_arrays(ready, plan, number):
-            on_device = locations >= 0
-            locations[on_device] = new_slots[locations[on_device]]
-        pipeline.send_again(number, plan)
-    return evicted
-
-
-def _slot_arrays(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
-    """Return all arrays with slot numbers of a batch and group, to be changed in place."""
-    arrays = [plan.pooling.row_locations, plan.row_updates.locations, plan.moves.late_slots]
-    if plan.snapshots is not None:
-        arrays.append(plan.snapshots.locations)
-    parts = ready.parts[number] if ready.parts else ()
-    arrays += [part.pooling.row_locations for part in parts]
-    return list({id(array): array for array in arrays}.values())
+    return lane.resize(num_slots, victims)
 
 
 def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int] | None:
@@ -122,7 +46,11 @@ def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
     number, now = pipeline.next_number, _count_slots(pipeline)
     assert pipeline.trained >= number - 1
     givers_first = sorted(range(len(slots)), key=lambda n: slots[n] - now[n])
-    with pipeline.lock, running_out("while slots were rebalanced"), pipeline.lock.changing("slots were rebalanced"):
+    with (
+        pipeline.lock,
+        pipeline.running_out("while slots were rebalanced"),
+        pipeline.lock.changing("slots were rebalanced"),
+    ):
         pipeline.mover.rest(number - 1)
         pipeline.write_all_back()
         for n in givers_first:

@@ -181,10 +181,6 @@ class StatisticsCollector:
         for lane, num_places in ready.index_places.items():
             self._places[self._first_tables[lane]] = num_places
 
-    def count_evicted(self, evicted: NDArray[np.int64]) -> None:
-        """Subtract rows (tables,) that were evicted outside of a batch from the resident ones."""
-        self._resident -= evicted
-
     def refresh(self, *, recount: bool) -> None:
         """Take over watched rows and updates as they are now, when no batch is in flight.
 

@@ -561,12 +561,11 @@ class SlotTable:
         """Mark `slots` as unchanged: their rows have been copied to the host."""
         self.flags[slots] = books.CHANGED
 
-    def compact(self, num_slots: int) -> Int64s:
-        """Resize, with all rows in the first slots, in order; returns (slots,) old -> new."""
+    def compact(self, num_slots: int) -> None:
+        """Resize, with all rows in the first slots, in order."""
         self._synchronize()
-        taken, new = self.taken(), np.full(len(self), -1, np.int64)
+        taken = self.taken()
         rows, places = self.rows[taken], np.arange(len(taken))
-        new[taken] = places
         fresh = self._empty(num_slots)
         fresh._used[places], fresh._flags[places] = self._used[taken], self._flags[taken]
         fresh._marked = int(self._used[taken].max(initial=-1)) + 1
@@ -577,7 +576,6 @@ class SlotTable:
         self._become(fresh)
         self.num_free = num_slots - len(taken)
         self._tracker.codes[rows] = places + 1
-        return new
 
     def empty(self) -> None:
         """Free all slots, before other values are loaded."""

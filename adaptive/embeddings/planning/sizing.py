@@ -1,6 +1,7 @@
 """Numbers of slots of each group, from the setting `tier.device_rows`."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,8 +20,7 @@ HOT_SHARE: Final = 1.25  # capacity for watched rows of a rank over its even sha
 LEAST_HOT_ROWS = 100_000
 RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
 RESERVE_LEAST = 1 << 30
-FEWER = "reduced: out of GPU memory"
-SHRINK = 0.1  # share of the slots given up when GPU memory runs out
+GIVEN_UP: Final = 0.1  # least share of the device rows that an error for a full GPU takes away
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,16 @@ def least_slots(group: Group, held_rows: int) -> int:
     return min(group.num_rows, max(held_rows, 1))
 
 
-def shrunk(sizes: Sizes, groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, policy: Policy) -> Sizes:
-    """Reduce the slots by a tenth, after GPU memory ran out.
-
-    Raises:
-        DeviceMemoryError: if fewer slots would not hold the rows of the batches in flight.
-    """
-    floors = [least_slots(group, tier.held_rows) for group in groups]
-    slots = [max(int((1 - SHRINK) * n), min(n, floor)) for n, floor in zip(sizes.slots, floors, strict=True)]
-    if policy.device_rows is not None or sum(slots) == sum(sizes.slots):
-        raise DeviceMemoryError(
-            f"out of GPU memory with {sum(sizes.slots):,} device rows, {_gib(_bytes(groups, sizes.slots, optimizer))}, "
-            f"and fewer are not enough. Lower batch_size or depth, or choose another policy or GPU."
-        )
-    return resized(groups, slots, optimizer, FEWER)
+def out_of_memory(
+    error: RuntimeError, when: str, groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer
+) -> DeviceMemoryError:
+    """Return the error for a full GPU. It says about how many device rows would fit."""
+    cause, size, now = str(error).splitlines()[0], _bytes(groups, slots, optimizer), sum(slots)
+    asked = re.search(r"Tried to allocate ([0-9.]+) ([KMG])iB", cause)
+    missing = float(asked[1]) * 1024 ** (1 + "KMG".index(asked[2])) if asked else 0.0
+    fewer = int(now * (1 - max(GIVEN_UP, 2 * missing / size))) if size else 0  # twice: more will be asked for
+    advice = f"Set device_rows to {fewer} (now {now}), or lower" if fewer > 0 else "Lower"
+    return DeviceMemoryError(f"out of GPU memory {when}: {cause}. {advice} batch_size or depth.")
 
 
 @dataclass(frozen=True)

@@ -163,9 +163,6 @@ class CpuDevice(DeviceTier):
     def inputs(self, plan: GroupPlan) -> Send:
         return lambda array: torch.from_numpy(array.copy())  # a loop may write to its tensors; batches come again
 
-    def reupload_plan(self, plan: GroupPlan) -> None:
-        return
-
     def finish_host_writes(self) -> None:
         return
 

@@ -70,10 +70,6 @@ class DeviceTier(ABC):
         These must be the very same objects. The tensors belong to the training loop, which may keep them.
         """
 
-    @abstractmethod
-    def reupload_plan(self, plan: GroupPlan) -> None:
-        """Send a plan again whose rows have moved to other slots; its arrays have been changed."""
-
     def swap(self, moves: Moves) -> Moves:
         """Write back the rows `moves.swapped` and fetch those that take their slots, if one pass over both is faster.
 

@@ -108,8 +108,6 @@ class Looks:
     def look(self, how: str) -> None:
         if how == "flush":
             self.embeddings.rows.flush()
-        if how == "shrink":
-            self.embeddings.runtime.make_room()
         if how:
             self.assert_right()
 
@@ -150,20 +148,6 @@ def test_late_rows_change_no_bit(
         looking.train(4 - depth, -1, looks)
         looking.assert_right()
         assert looking.trained == len(stream)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
-def test_late_rows_get_other_slots_where_slots_are_given_back(device: str) -> None:
-    late = 0
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        stream = [rng.choice(30, 5, replace=False, p=POPULARITY).tolist() for _ in range(24)]
-        embeddings = one_table(30, "14", ScatteredOnHost, device=device)
-        looking = Looks(embeddings, [bags(rows) for rows in stream])
-        looking.train(2, -1, {6 + seed: "shrink"})
-        looking.assert_right()
-        late += looking.late
-    assert late > 8
 
 
 @pytest.mark.parametrize(("left_out", "reads"), [("fetch", [6]), ("copy_current", range(1, 7))])

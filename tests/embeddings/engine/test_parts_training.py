@@ -163,28 +163,6 @@ def test_a_part_that_is_not_finite_updates_nothing(data: Any) -> None:
         assert_equal(found, everything(parts))
 
 
-@pytest.mark.parametrize("policy", ["contract:InParts", "lru"])
-def test_passes_that_run_out_of_memory_are_run_again(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second pass, after the backward pass of the first: everything is run again, with fewer device rows."""
-    tier, toy = {"device_rows": "100%", "held_rows": 9}, ToyData()
-
-    def train() -> tuple[dict[str, NDArray[Any]], int]:
-        parts = build(toy_config(tier=tier, policy=policy), toy)
-        with parts.embeddings:
-            Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=1)
-            return everything(parts), parts.embeddings.runtime.view.device_rows
-
-    def run_out(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
-        if model.calls == 8:
-            raise torch.OutOfMemoryError("no room")
-
-    expected, before = train()
-    in_model(monkeypatch, run_out)
-    found, after = train()
-    assert_equal(found, expected)
-    assert after < before
-
-
 # --- numbers of a policy -----------------------------------------------------------------------------------------
 
 

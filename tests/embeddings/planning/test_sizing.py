@@ -16,7 +16,6 @@ from adaptive.embeddings.planning.sizing import (
     reserve_bytes,
     row_bytes,
     shared_by_need,
-    shrunk,
     watched_bytes,
 )
 from adaptive.errors import ConfigError, DeviceMemoryError
@@ -206,15 +205,6 @@ def test_the_reserve() -> None:
     assert reserve_bytes("5GiB", 100 * GIB) == 5 * GIB
     assert reserve_bytes("50%", 100 * GIB) == 50 * GIB
     assert chosen(BIG, room=10 * GIB, reserve="0").slots == (10 * GIB // 256,)
-
-
-def test_a_tenth_less_at_a_time_until_nothing_can_go() -> None:
-    groups, tier = make_groups([NARROW, WIDE], 0), TierConfig(held_rows=80)
-    sizes = chosen(NARROW, WIDE, device_rows="10%")
-    found = [sizes := shrunk(sizes, groups, tier, SGD(), LRU()) for _ in range(3)]
-    assert [each.slots for each in found] == [(90, 50), (81, 50), (80, 50)]  # wide has fewer than must be held
-    with pytest.raises(DeviceMemoryError, match=r"out of GPU memory with 130 device rows, 0.00 GiB, and fewer are not"):
-        shrunk(sizes, groups, tier, SGD(), LRU())
 
 
 def test_bytes_of_watched_rows() -> None:

@@ -30,7 +30,7 @@ Parts = Sequence[tuple[DTypeLike, Shape]]  # arrays in one block
 ALIGNMENT = 16  # bytes, for vector loads of kernels
 SMALLEST = 1 << 16
 NUM_LISTS = 8  # buffers that lists use in turn; those of a plan cross with the plan
-LIST_ROWS = 1 << 19  # at once: buffers are never freed, and a flush, or a tier that shrinks, names every row
+LIST_ROWS = 1 << 19  # at once: buffers are never freed, and a flush names every row
 
 TORCH_DTYPES = {
     np.dtype(np.int32): torch.int32,

@@ -19,7 +19,7 @@ import torch
 
 from adaptive.config import TierConfig
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.sizing import Sizes, shrunk
+from adaptive.embeddings.planning.sizing import Sizes, out_of_memory
 from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES
 from adaptive.embeddings.tiers.gpu.device import TorchDevice
 from adaptive.embeddings.tiers.gpu.lookups import LONG_BAGS, MANY_LOOKUPS, DeviceSearcher
@@ -72,36 +72,34 @@ def build_devices(
     least: tuple[float, float] | None = None,
     updates_all: bool = True,
 ) -> tuple[list[TorchDevice], Sizes]:
-    """Return a device tier for each host tier, and their sizes, smaller if memory runs out.
+    """Return a device tier for each host tier, and their sizes with the way rows cross in their text.
 
     least, updates_all: see `least_searched` and `DeviceSearcher`.
 
     Raises:
         ConfigError: if rows cannot cross as `tier.transfer` says.
-        DeviceMemoryError: if the rows that the look-ahead holds do not fit in the device's memory.
+        DeviceMemoryError: if the slots do not fit in the device's memory.
     """
     groups = [host.group for host in hosts]
     fits = all(slots >= group.num_rows for slots, group in zip(sizes.slots, groups, strict=True))
     pinned, text = choose_transfer(hosts, tier, mover.device, fits=fits)
     pairs: Sequence[PinnedPair | None] = pinned or [None] * len(hosts)
-    while True:
-        try:
-            devices: list[TorchDevice] = []
-            for host, num_slots, pair in zip(hosts, sizes.slots, pairs, strict=True):
-                kernels = row_kernels(mover.device)
-                if mover.device.type == "cuda":
-                    launch_once(kernels, mover.device, host.group, host.optimizer)
-                transfer = _make_transfer(pair, policy, host, mover, kernels)
-                sent = {"updates_all": updates_all, "sends_inputs": not devices}
-                searcher = None  # keys get rows in batch order, so lookups of rows cross with the plan
-                if least is not None and not host.group.has_keys:
-                    searcher = DeviceSearcher(host.group, mover, *least, **sent)
-                work = mover, kernels, transfer, searcher
-                devices.append(TorchDevice(host, num_slots, *work, poison=tier.poison))
-            return devices, replace(sizes, text=f"{sizes.text}; {text}")
-        except torch.OutOfMemoryError:
-            devices.clear()
-        sizes = shrunk(sizes, groups, tier, optimizer, policy)
+    devices: list[TorchDevice] = []
+    try:
+        for host, num_slots, pair in zip(hosts, sizes.slots, pairs, strict=True):
+            kernels = row_kernels(mover.device)
+            if mover.device.type == "cuda":
+                launch_once(kernels, mover.device, host.group, host.optimizer)
+            transfer = _make_transfer(pair, policy, host, mover, kernels)
+            sent = {"updates_all": updates_all, "sends_inputs": not devices}
+            searcher = None  # keys get rows in batch order, so lookups of rows cross with the plan
+            if least is not None and not host.group.has_keys:
+                searcher = DeviceSearcher(host.group, mover, *least, **sent)
+            work = mover, kernels, transfer, searcher
+            devices.append(TorchDevice(host, num_slots, *work, poison=tier.poison))
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(error, "while tables were created", groups, sizes.slots, optimizer) from error
+    return devices, replace(sizes, text=f"{sizes.text}; {text}")
 
 
 def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimizer: RowOptimizer) -> None:
@@ -229,7 +227,7 @@ def free_bytes(device: torch.device) -> int | None:
     """Return the bytes that can still be allocated on a GPU; None for ordinary memory.
 
     The tiers are made before the model, so the size of model, activations and gradients is not known yet: a share of
-    the free memory is reserved for them (`tier.reserve`). If it runs out later, slots are given back.
+    the free memory is reserved for them (`tier.reserve`).
     """
     if device.type != "cuda":
         return None

@@ -149,10 +149,6 @@ class TorchDevice(DeviceTier):
             sendable = [array for array in sendable if id(array) not in crossed]
         return count_bytes(send_plan(plan, self._transfer, self._transfer_buffers[buffer], sendable))
 
-    def reupload_plan(self, plan: GroupPlan) -> None:
-        assert isinstance(plan, SentPlan)
-        send_plan(plan.original, self._transfer, plan.transfer_buffer, plan.inputs)
-
     def write_back(self, moves: Moves) -> None:
         self._transfer.write_back(self.slots, moves)
 

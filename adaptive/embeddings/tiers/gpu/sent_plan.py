@@ -56,10 +56,7 @@ Picked = Sent[tuple[Tensor, ...]]
 def send_plan(
     plan: GroupPlan, transfer: Transfer, transfer_buffer: TransferBuffer, inputs: Sequence[NDArray[Any]] = ()
 ) -> SentPlan:
-    """Send a plan, its lists for `transfer` and arrays of its batch, in one copy.
-
-    If only slots have changed, the plan can be sent again with the same arrays: its tensors remain.
-    """
+    """Send a plan, its lists for `transfer` and arrays of its batch, in one copy."""
     packing = _Packing()
     pick_inputs = packing.add(*inputs)
     lookups = None if plan.on_device is None else device_lookups(plan.on_device)

@@ -87,16 +87,6 @@ def test_inputs_come_with_the_plan_and_belong_to_the_loop(
         assert_of(batch, *tensors)
 
 
-def test_inputs_survive_when_slots_are_given_back() -> None:
-    batches = make_batches()
-    with opened(tier={"device_rows": "100%"}) as embeddings:
-        for batch, planned in zip(batches, embeddings.look_ahead(batches, depth=2), strict=True):
-            if planned.number == 3:
-                embeddings.runtime.make_room()  # plans of batches in flight are sent again
-            assert_of(batch, planned.dense, planned.labels, planned.extras)
-            embeddings.discard()
-
-
 def test_a_batch_that_is_only_read_sends_inputs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     (batch,) = make_batches(1)
     with opened() as embeddings, sends(monkeypatch) as sent:
