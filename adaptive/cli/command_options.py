@@ -62,6 +62,8 @@ GroupBy = Annotated[str | None, _option("--group-by", "FEATURE", show_default=Fa
     help="Also report GAUC: the mean AUC over groups of samples with the same value of a feature, such as the user.")]
 ScoresFile = Annotated[Path, _option("--out", "FILE", show_default=False,
     help="File for the scores: .csv, .parquet (needs pyarrow) or .npy. It appears when it is complete.")]
+WithColumns = Annotated[str | None, _option("--with", "COLUMN[,COLUMN...]", show_default=False,
+    help="Also write these columns of the data, as they are there, before the scores (csv and parquet data).")]
 ExportFolder = Annotated[Path, _option("--out", "DIR", show_default=False,
     help="New folder for the export. It appears when it is complete.")]
 ExportFormat = Annotated[str, _option("--to", "torch|safetensors", help="File format of the tensors.")]

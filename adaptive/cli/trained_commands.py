@@ -43,6 +43,7 @@ def predict(
     run: options.RunArgument,
     out: options.ScoresFile,
     data: options.EvalData = None,
+    with_: options.WithColumns = None,
     sets: options.ReadingSets = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -56,7 +57,9 @@ def predict(
         from adaptive.serving import predict_run
 
     with own_stdout():
-        result = predict_run(run, out, data=data, settings=settings)
+        result = predict_run(
+            run, out, data=data, columns=tuple(filter(None, (with_ or "").split(","))), settings=settings
+        )
     print_result(result, as_json=as_json)
 
 

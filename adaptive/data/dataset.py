@@ -1,17 +1,17 @@
 """`Dataset`, the interface of every source of training data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Never
+from typing import Any, Final, Never
 
 import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.config import KeyRules
 from adaptive.data.reading_progress import PartRead
-from adaptive.errors import InputError
+from adaptive.errors import ConfigError, InputError
 
 DAY: Final = 86_400.0  # seconds
 NOTHING: Mapping[str, Never] = MappingProxyType({})
@@ -102,6 +102,10 @@ class Dataset(ABC):
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that identify the data: names, sizes, checksums, seeds."""
 
+    def raw_values(self, columns: Sequence[str]) -> Callable[[Batch], list[Sequence[Any]]]:
+        """Return a function from a batch, in the order of the data, to values of columns as they are in the data."""
+        raise ConfigError("expected csv or parquet data for columns next to scores, got others (--with). Leave it out.")
+
     def part_read(self) -> PartRead | None:
         """Return the progress of the latest iteration, or None if it is not known."""
         return None
@@ -173,6 +177,9 @@ class Changed(Dataset):
 
     def fingerprint(self) -> dict[str, object]:
         return self._dataset.fingerprint()
+
+    def raw_values(self, columns: Sequence[str]) -> Callable[[Batch], list[Sequence[Any]]]:
+        return self._dataset.raw_values(columns)
 
     def part_read(self) -> PartRead | None:
         return self._dataset.part_read()

@@ -1,13 +1,17 @@
 """Score all samples of some data; write the scores to csv, npy or parquet."""
 
+import codecs
+import csv
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.batch import Batch
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.durable import replace_file
 from adaptive.training.components import torch_settings
@@ -16,6 +20,7 @@ from adaptive.training.telemetry.report import SCHEMA
 
 DRAWN: Final = ("user_items", "taobao")  # formats with sampled negatives: a sample is no line of the data
 Scores = Iterable[NDArray[np.float32]]
+Rows = Sequence[Sequence[Any]]  # values of columns, sample by sample
 COLUMN: Final = "score"
 
 
@@ -24,6 +29,7 @@ def predict_run(
     out: Path | str,
     *,
     data: str | None = None,
+    columns: Sequence[str] = (),
     settings: Settings = NO_SETTINGS,
 ) -> dict[str, Any]:
     """Write the probability of label 1 for each sample, in the order of the data.
@@ -35,6 +41,7 @@ def predict_run(
             replaced atomically.
         data: None: the evaluation part of the run's data; or others, see `adaptive.training.runs.loading.data_of`.
             They need no label column. No line may be bad unless `settings` allow it.
+        columns: of the data, csv or parquet, to write as they are there before the scores, to .csv or .parquet.
         settings: as in `evaluate_run`.
 
     Returns:
@@ -48,14 +55,18 @@ def predict_run(
     """
     path = Path(out)
     check_scores_file(path)
+    if columns and path.suffix == ".npy":
+        raise ConfigError(f"expected a .csv or .parquet file for columns next to scores, got {str(path)!r} (--out)")
     strict = {"data.max_bad_fraction": 0.0, "data.max_bad_label_fraction": 0.0} if data is not None else {}
     with load_with(Path(run_directory), {**strict, **settings}) as run:
         _refuse_drawn(run, data)
         dataset = data_of(run, data, may_lack_labels=True)
-        mean = _Mean()
+        mean, batches, passed = _Mean(), evaluation_batches(run, dataset), None
+        if columns:
+            passed = Passed(columns, dataset.raw_values(columns))
+            batches = passed.noting(batches)
         with torch_settings(run.config):
-            scores = _at_least_one(mean.of(run.predict(evaluation_batches(run, dataset))), run, data)
-            samples = write_scores(path, scores)
+            samples = write_scores(path, _at_least_one(mean.of(run.predict(batches)), run, data), passed)
         return {
             "schema": SCHEMA,
             "run_dir": str(run.path),
@@ -64,6 +75,23 @@ def predict_run(
             "samples": samples,
             "mean_score": mean.total / samples,
         }
+
+
+class Passed:
+    """Columns of the data that are written before the scores."""
+
+    def __init__(self, names: Sequence[str], values_of: Callable[[Batch], Rows]) -> None:
+        self.names, self._values_of, self._noted = tuple(names), values_of, deque[Rows]()
+
+    def noting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches and keep their values until `take`."""
+        for batch in batches:
+            self._noted.append(self._values_of(batch))
+            yield batch
+
+    def take(self) -> Rows:
+        """Return the values of the samples of the next batch."""
+        return self._noted.popleft()
 
 
 class _Mean:
@@ -115,31 +143,36 @@ def check_scores_file(path: Path) -> None:
         raise ConfigError(f"expected an existing folder, got {path.parent} (--out). Create it, or choose another file")
 
 
-def write_scores(path: Path, scores: Scores) -> int:
+def write_scores(path: Path, scores: Scores, passed: Passed | None = None) -> int:
     """Write scores, (B,) each, replacing the file atomically; return the number of samples.
+
+    Args:
+        passed: columns to write before them, not to npy.
 
     Raises:
         OutputError: if the file cannot be written.
     """
     counts: list[int] = []
     try:
-        replace_file(path, lambda file: counts.append(_WRITERS[path.suffix](file, scores)))
+        replace_file(path, lambda file: counts.append(_WRITERS[path.suffix](file, scores, passed)))
     except OSError as error:
         raise OutputError(f"{path} could not be written: {error}") from error
     return counts[0]
 
 
-def _write_csv(file: BinaryIO, scores: Scores) -> int:
+def _write_csv(file: BinaryIO, scores: Scores, passed: Passed | None) -> int:
     """Write a header and a line per sample; nine digits restore each float32 exactly."""
     count = 0
-    file.write(f"{COLUMN}\n".encode())
+    lines = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
+    lines.writerow([*(passed.names if passed else ()), COLUMN])
     for part in scores:
-        file.write("".join(f"{score:.9g}\n" for score in part.tolist()).encode())
+        rows = passed.take() if passed else [()] * len(part)
+        lines.writerows([*row, f"{score:.9g}"] for row, score in zip(rows, part.tolist(), strict=True))
         count += len(part)
     return count
 
 
-def _write_npy(file: BinaryIO, scores: Scores) -> int:
+def _write_npy(file: BinaryIO, scores: Scores, passed: Passed | None) -> int:
     """Write the values, then the header in front of them: it holds the number of samples."""
 
     def write_header(count: int) -> None:
@@ -157,11 +190,20 @@ def _write_npy(file: BinaryIO, scores: Scores) -> int:
     return count
 
 
-def _write_parquet(file: BinaryIO, scores: Scores) -> int:
-    """Write a column of float32, a row group per batch."""
+def _write_parquet(file: BinaryIO, scores: Scores, passed: Passed | None) -> int:
+    """Write a column of float32, a row group per batch; passed columns are in memory, so that their types are known."""
     import pyarrow
     import pyarrow.parquet
 
+    if passed is not None:
+        parts, rows = list[NDArray[np.float32]](), list[Sequence[Any]]()
+        for part in scores:
+            parts.append(part)
+            rows += passed.take()
+        columns = [*zip(*rows, strict=True), np.concatenate(parts)]
+        table = pyarrow.table(list(map(pyarrow.array, columns)), names=[*passed.names, COLUMN])
+        pyarrow.parquet.write_table(table, file)
+        return len(rows)
     schema, count = pyarrow.schema([(COLUMN, pyarrow.float32())]), 0
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for part in scores:
@@ -170,7 +212,7 @@ def _write_parquet(file: BinaryIO, scores: Scores) -> int:
     return count
 
 
-_Writer = Callable[[BinaryIO, Scores], int]
+_Writer = Callable[[BinaryIO, Scores, Passed | None], int]
 _WRITERS: Final[dict[str, _Writer]] = {
     ".csv": _write_csv,
     ".parquet": _write_parquet,

@@ -1,6 +1,9 @@
 """`predict`: a score for each sample in the order of the data, labelled or not; files that are whole or not there."""
 
+import csv
+import gzip
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +198,52 @@ def call(*words: str) -> int:
     with pytest.raises(SystemExit) as exit_:
         main(words)
     return int(exit_.value.code or 0)
+
+
+@pytest.mark.parametrize("out", ["scores.csv", "scores.parquet"])
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+def test_columns_pass_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, out: str) -> None:
+    """Also ones that the model does not have, quoted ones, missing values, and files with bad lines."""
+    pa, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    monkeypatch.chdir(tmp_path)
+    run = trained(tmp_path)
+    rows = lines(200, seed=3)
+    header = ["request", *HEADER.split(",")]
+    fields = [[f"r{number}, a", *row.split(",")] for number, row in enumerate(rows)]
+    fields[7][-1] = ""
+    settings = {}
+    if kind == "parquet":
+        columns = dict(zip(header, zip(*fields, strict=True), strict=True))
+        pq.write_table(
+            pa.table({**columns, "price": [float(p) if p else None for p in columns["price"]]}), "new.parquet"
+        )
+    else:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *fields[:50], ["bad"], *fields[50:]])
+        Path("new.csv").write_text(text.getvalue())
+        Path("new.csv.gz").write_bytes(gzip.compress(text.getvalue().encode()))
+        settings = {"data.max_bad_fraction": 0.1}
+    plain = predict_run(run, "plain.npy", data=f"{kind.partition('.')[0]}:new.{kind}", settings=settings)
+    result = predict_run(
+        run, out, data=f"{kind.partition('.')[0]}:new.{kind}", columns=("request", "tags"), settings=settings
+    )
+    assert result["samples"] == plain["samples"] == 200
+    table = pq.read_table(out) if out.endswith("parquet") else None
+    if table is None:
+        with open(out, newline="") as file:
+            read = list(csv.DictReader(file))
+        actual: dict[str, list[Any]] = {name: [row[name] for row in read] for name in read[0]}
+    else:
+        actual = table.to_pydict()
+    assert list(actual) == ["request", "tags", "score"]
+    assert actual["request"] == [row[0] for row in fields] and actual["tags"] == [row[-1] for row in fields]
+    np.testing.assert_array_equal(np.array(actual["score"], np.float32), np.load("plain.npy"))
+
+
+def test_columns_that_cannot_pass_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = trained(tmp_path)
+    with pytest.raises(ConfigError, match=r"train\.csv: expected columns of the file, got user_id \(--with\)"):
+        predict_run(run, "scores.csv", columns=("user_id",))
+    with pytest.raises(ConfigError, match=r"expected a \.csv or \.parquet file for columns next to scores"):
+        predict_run(run, "scores.npy", columns=("user",))

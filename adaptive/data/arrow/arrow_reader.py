@@ -18,6 +18,7 @@ from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
 from adaptive.data.rows.rejects import BadLine
 from adaptive.data.rows.row_source import Block, Column, Position, Reading, RowFormat, RowReader, RowSource
+from adaptive.errors import ConfigError
 
 BATCH_ROWS = 1 << 14  # rows decoded at once: a few Arrow columns of this length fit the second-level cache
 _NO_STATES = np.empty(0, np.int8)
@@ -190,6 +191,15 @@ class ArrowSource(RowSource):
     READ_ROWS: ClassVar[int] = BATCH_ROWS
     MOST_THREADS: ClassVar[int] = 1  # several are slower
     pieces: tuple[ArrowPiece, ...]
+
+    def raw_rows(self, piece: int, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+        try:
+            for batch in self.pieces[piece].batches(list(dict.fromkeys(columns))):
+                yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+        except KeyError as error:
+            raise ConfigError(
+                f"{self.pieces[piece].name}: expected columns of the data, got {error} (--with)"
+            ) from error
 
     def open_reader(self, reading: Reading) -> "ArrowReader":
         return ArrowReader(self, reading)

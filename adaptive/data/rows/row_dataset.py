@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from adaptive.data.rows.batcher import (
     RowMap,
     bag_column,
 )
-from adaptive.data.rows.row_source import Block, RowSource
+from adaptive.data.rows.row_source import Block, RawValues, RowSource
 from adaptive.data.rows.split import (
     Split,
     Survey,
@@ -227,6 +227,9 @@ class RowDataset(Dataset):
         if self._num_train is None and self._source.size(train.files) <= _COUNTED_BYTES:
             self._num_train = survey(self._source, train.files, window=train.window).num_rows
         return self._num_train
+
+    def raw_values(self, columns: Sequence[str]) -> Callable[[Batch], list[Sequence[Any]]]:
+        return RawValues(self._source, columns).of
 
     def fingerprint(self) -> dict[str, object]:
         """Return path, size and SHA-256 of every file, and the settings that choose rows."""

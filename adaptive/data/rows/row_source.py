@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.batch import Batch
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text import Columns, Layout
 from adaptive.data.kernels.text_fields import hash_text
@@ -232,6 +233,28 @@ class Piece(Protocol):
         """Bytes on disk; 0 if it is in memory."""
 
 
+class RawValues:
+    """Values of columns, as they are in the data, for batches in the order of the data."""
+
+    def __init__(self, source: "RowSource", columns: Sequence[str]) -> None:
+        self._source, self._columns = source, columns
+        self._piece, self._number = -1, 0
+        self._rows: Iterator[Sequence[Any]] = iter(())
+
+    def of(self, batch: Batch) -> list[Sequence[Any]]:
+        """Return the values of each sample."""
+        assert batch.origin is not None
+        return list(map(self._row, batch.origin.file_index.tolist(), batch.origin.lines.tolist()))
+
+    def _row(self, piece: int, line: int) -> Sequence[Any]:
+        if piece != self._piece or line <= self._number:
+            self._piece, self._number, self._rows = piece, 0, self._source.raw_rows(piece, self._columns)
+        row: Sequence[Any] = ()
+        while self._number < line:
+            row, self._number = next(self._rows), self._number + 1
+        return row
+
+
 @dataclass(frozen=True)
 class RowSource(ABC):
     """Pieces of data whose rows become the same columns; `formats` has the format of each."""
@@ -245,6 +268,15 @@ class RowSource(ABC):
 
     def names(self) -> tuple[str, ...]:
         return tuple(piece.name for piece in self.pieces)
+
+    @abstractmethod
+    def raw_rows(self, piece: int, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+        """Yield the values of columns of each row of a piece, or of each line of a file, as they are there.
+
+        Raises:
+            ConfigError: if there is no such column.
+            InputError: if it cannot be read.
+        """
 
     def size(self, pieces: Sequence[int]) -> int:
         """Return the bytes on disk of some pieces."""

@@ -9,10 +9,10 @@ import csv
 import gzip
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from adaptive.data.rows.data_files import DataFile, find_parts, open_file
 from adaptive.data.rows.rejects import BadLine, RejectLog
 from adaptive.data.rows.row_dataset import Opened
 from adaptive.data.rows.row_source import Block, Position, Reading, RowFormat, RowReader, RowSource
-from adaptive.errors import InputError
+from adaptive.errors import ConfigError, InputError
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -156,6 +156,21 @@ class TextSource(RowSource):
 
     pieces: tuple[DataFile, ...]
     chunk_bytes: int = CHUNK_BYTES
+
+    def raw_rows(self, piece: int, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+        form, file = self.formats[piece], self.pieces[piece]
+        names = [column.name for column in form.columns]
+        if missing := [name for name in columns if name not in names]:
+            raise ConfigError(f"{file.path}: expected columns of the file, got {', '.join(missing)} (--with)")
+        places = [names.index(name) for name in columns]
+        quoting: dict[str, Any] = {"quotechar": form.quote} if form.quote else {"quoting": csv.QUOTE_NONE}
+        with open_file(file.path) as raw:
+            is_gzip = raw.read(2) == _GZIP_MAGIC
+        with cast(BinaryIO, gzip.open(file.path) if is_gzip else open(file.path, "rb")) as lines:
+            for line in lines:
+                text = line.removeprefix(_BOM).decode(errors="replace").rstrip("\r\n")
+                fields = next(csv.reader([text], delimiter=form.separator, **quoting), [])
+                yield [fields[place] if place < len(fields) else "" for place in places]
 
     def open_reader(self, reading: Reading) -> "TextReader":
         return TextReader(self, reading)
