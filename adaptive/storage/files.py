@@ -3,27 +3,11 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from adaptive.errors import AdaptiveError, CheckpointError
 
-Result = TypeVar("Result")
 JsonObject = dict[str, Any]  # of JSON values
-
-
-def from_json(kind: type[Result], record: Mapping[str, object]) -> Result:
-    """Return the dataclass of a JSON object; unknown keys are ignored.
-
-    Raises:
-        TypeError: names the first field that is missing or has another type.
-    """
-    try:
-        return TypeAdapter(kind).validate_python(record)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise TypeError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def read_file(path: Path, *, most: int | None = None, error: type[AdaptiveError] = CheckpointError) -> bytes:

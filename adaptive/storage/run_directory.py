@@ -30,7 +30,7 @@ WEIGHTS: Final = "weights"
 
 # Names that a run may write; `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
-    r"(run\.json|evaluation\.npy|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
+    r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
     r"|(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run|shard-\d+)-\d+\.npy)"
     r"|tensorboard/events\.out\.tfevents\.[^/]*"
 )

@@ -55,13 +55,12 @@ class _Meeting:
 class Town:
     """Meeting point of threads that are ranks. `spoil(rank, channel, message)` may change what a rank sends, and is
     called for each receiver in turn, also for the rank itself; `values_on`: devices between which numbers cross as
-    they do by NCCL; `job`: the number of the job."""
+    they do by NCCL."""
 
     size: int
     seconds: float = SECONDS
     spoil: Callable[[int, int, bytes], bytes] | None = None
     values_on: str | None = None
-    job: int = 0
     meetings: list[_Meeting] = field(init=False)
     sent: list[int] = field(init=False)  # bytes of all messages to others, of each rank
 
@@ -79,7 +78,7 @@ class ThreadTransport(Transport):
 
     def __init__(self, town: Town, rank: int) -> None:
         self.rank, self.size = rank, town.size
-        self._town, self.values_on, self.job = town, town.values_on, town.job
+        self._town, self.values_on = town, town.values_on
 
     def swap_values(self, values: Tensor, sizes: Sequence[int], lengths: Sequence[int]) -> Tensor:
         pieces = [piece.clone() for piece in values.split(list(sizes))]

@@ -10,7 +10,7 @@ parts are taken: all ranks take each other's parts, or none does.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,8 +26,6 @@ from adaptive.embeddings.ranks.transport import (
     Transport,
     TransportError,
     header_size,
-    part_check,
-    seed_of,
     unpack,
 )
 from adaptive.errors import AdaptiveError, RanksError
@@ -131,9 +129,7 @@ class Channel:
 
         Raises:
             AdaptiveError: of the class with which another rank has failed.
-            RanksError: if ranks are out of step, gone or late, or if a message is damaged. A damaged part can be
-                reported to other ranks (`report_failure`). A damaged header cannot: the state of the channel is
-                unknown.
+            RanksError: if ranks are out of step, gone or late.
         """
         size, rank = self._transport.size, self._transport.rank
         sent = [NOTHING] * size if parts is None else [np.ascontiguousarray(part).view(np.uint8) for part in parts]
@@ -155,7 +151,6 @@ class Channel:
             self._predictor.learn(None if failed or ended else kind, [of_rank.lengths for of_rank in headers])
             senders = failed or ([] if ended else range(size))  # the ranks whose parts are taken
             received = self._exchange_rest(kind, sent, headers, early, room, senders)
-            damaged = [r for r in senders if r != rank and part_check(received[r]) != headers[r].check]
             if not ended:
                 for other_kind, num_bytes in counted.items():
                     self.tally.send(other_kind, num_bytes)
@@ -166,13 +161,6 @@ class Channel:
         except RanksError:
             self.over = True
             raise
-        if damaged:
-            self.over = bool(failed)
-            sender = damaged[0]
-            raise RanksError(
-                f"{self._name(rank)}: expected {headers[sender].text} as {self._name(sender)} sent it, got damaged "
-                "bytes. Check the network and the memory of both hosts, and resume from the latest checkpoint."
-            )
         if failed and rank not in failed:
             self.over = True
             text = received[failed[0]].tobytes().decode(errors="replace")
@@ -186,11 +174,10 @@ class Channel:
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
             return (header,), [NOTHING]
-        num_bytes = header_size(size)
+        num_bytes, packed = header_size(size), np.frombuffer(header.pack(), np.uint8)
         pieces = [
-            [self._header(header, to, NOTHING if to == rank else part), part[:space],
-             self._predictor.padding[: max(0, space - len(part))]]
-            for to, (part, space) in enumerate(zip(sent, room[rank], strict=True))
+            [packed, part[:space], self._predictor.padding[: max(0, space - len(part))]]
+            for part, space in zip(sent, room[rank], strict=True)
         ]  # fmt: skip
         sizes = [num_bytes + room[sender][rank] for sender in range(size)]
         with self.tally.timed(header.kind, "wait_ms"):
@@ -199,18 +186,9 @@ class Channel:
         self.tally.send(header.kind, taken)
         self.tally.add(headers=(size - 1) * num_bytes, padding=sum(room[rank]) - taken)
         headers = tuple(
-            unpack(message[:num_bytes].tobytes(), size, self._name(sender), self._seed(sender, rank))
-            for sender, message in enumerate(messages)
+            unpack(message[:num_bytes].tobytes(), size, self._name(sender)) for sender, message in enumerate(messages)
         )
         return headers, [message[num_bytes:] for message in messages]
-
-    def _header(self, header: Header, to: int, part: Bytes) -> Bytes:
-        """Return the header for rank `to`, with the checksum of its part."""
-        sealed = replace(header, check=part_check(part)).pack(self._seed(self._transport.rank, to))
-        return np.frombuffer(sealed, np.uint8)
-
-    def _seed(self, sender: int, receiver: int) -> int:
-        return seed_of(self._transport.job, sender, receiver)
 
     def _exchange_rest(
         self,

@@ -14,7 +14,6 @@ A rank uses the GPU with the number LOCAL_RANK, which torchrun and `--ranks` set
 
 import contextlib
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -179,7 +178,6 @@ class TorchTransport(Transport):
         ]
         self._alone = self.size == 1
         self._names = self._gather_texts(f"{socket.gethostname()}, process {os.getpid()}")
-        self.job = int(self._gather_texts(secrets.token_hex(4))[0], 16)
         self.gpu = gpus.number
         names = self._gather_texts(name_gpu(socket.gethostname(), gpus))
         has_nccl = self._gather_texts("nccl" if "cuda:nccl" in dist.get_backend_config() else "")

@@ -5,14 +5,12 @@ makes the same calls on a channel in the same order. Their meaning, and the chec
 `adaptive.embeddings.ranks.channel`, which sends headers:
 
     "ADRK", version, kind, sequence number, batch, samples, signal heard, code, length of the part for each rank
-    checksum of the part for the receiver, checksum of all that precedes, and of the job's number, sender and receiver
 
 A header goes to all ranks, in the first message of an exchange. So all ranks know what the others send, and make the
-same decision. Checksums detect damage, and messages of another job; they are no protection against attackers.
+same decision. The network's own checksums detect damage.
 """
 
 import struct
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.kernels.checksum import checksum
 from adaptive.errors import RanksError
 
 if TYPE_CHECKING:
@@ -50,14 +47,12 @@ class Transport(ABC):
     Attributes:
         rank: number of this process.
         size: number of ranks.
-        job: random number below 2^32, the same on all ranks of this job.
         gpu: number of this rank's GPU; None for the current one, or if there is none.
         values_on: kind of devices between which `swap_values` works; None if it does not.
     """
 
     rank: int
     size: int
-    job: int = 0
     gpu: int | None = None
     values_on: str | None = None
 
@@ -109,13 +104,10 @@ class Transport(ABC):
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 MAGIC: Final = b"ADRK"
-VERSION: Final = 2
+VERSION: Final = 3
 MOST_TEXT: Final = 1024  # bytes of a message about a failure
 _FIXED: Final = struct.Struct("<4sHHQqQII")
-_PADDING: Final = 4  # bytes, so that parts after the header are aligned to words
-_END: Final = struct.Struct(f"<I{_PADDING}x")
 _WORD: Final = 8
-_SMALL: Final = 4096  # bytes, from which on the compiled checksum is faster
 
 
 class Kind(IntEnum):
@@ -148,43 +140,27 @@ class Header:
     samples: int = 0
     signal: int = 0
     code: int = 0
-    check: int = 0  # of the part for the rank that this header goes to
 
-    def pack(self, seed: int = 0) -> bytes:
-        """Return the bytes of the header; `seed`: see `seed_of`."""
+    def pack(self) -> bytes:
+        """Return the bytes of the header."""
         fixed = (MAGIC, VERSION, self.kind, self.sequence, self.batch, self.samples, self.signal, self.code)
-        head = _FIXED.pack(*fixed) + struct.pack(f"<{len(self.lengths)}QQ", *self.lengths, self.check)
-        return head + _END.pack(zlib.crc32(head, seed))
+        return _FIXED.pack(*fixed) + struct.pack(f"<{len(self.lengths)}Q", *self.lengths)
 
     @property
     def text(self) -> str:
         return f"{self.kind.name.lower()} of batch {self.batch}, message {self.sequence}"
 
 
-def part_check(part: Bytes) -> int:
-    """Return a checksum of the bytes of a part and of their number."""
-    if len(part) < _SMALL:
-        return zlib.crc32(part.tobytes(), len(part))
-    whole = len(part) // _WORD * _WORD
-    words = np.require(part[:whole], requirements="A").view(np.uint64)
-    return int(checksum(words)) % 2**64 ^ zlib.crc32(part[whole:].tobytes())
-
-
 def header_size(size: int) -> int:
     """Return the bytes of a header among `size` ranks."""
-    return _FIXED.size + (size + 1) * _WORD + _END.size
+    return _FIXED.size + size * _WORD
 
 
-def seed_of(job: int, sender: int, receiver: int) -> int:
-    """Return the seed of a header's checksum; only the ranks of a job know its number."""
-    return zlib.crc32(struct.pack("<3I", job, sender, receiver))
-
-
-def unpack(message: bytes, size: int, sender: str, seed: int = 0) -> Header:
-    """Return the header of a message among `size` ranks; `seed` as for `Header.pack`.
+def unpack(message: bytes, size: int, sender: str) -> Header:
+    """Return the header of a message among `size` ranks.
 
     Raises:
-        RanksError: if it is not a header, is damaged, or comes from another version, job or rank.
+        RanksError: if it is not a header, or comes from another version or number of ranks.
     """
     needed = header_size(size)
     if len(message) != needed:
@@ -202,11 +178,5 @@ def unpack(message: bytes, size: int, sender: str, seed: int = 0) -> Header:
             f"header of {sender}: expected a known kind of message, got {kind}. Use the same version of adaptive-train "
             "on all ranks."
         )
-    end = len(message) - _END.size
-    if _END.unpack_from(message, end)[0] != zlib.crc32(message[:end], seed) or any(message[-_PADDING:]):
-        raise RanksError(
-            f"header of {sender}: expected its checksum, got another. The header was damaged, or it comes from another "
-            "job or rank: check the network, and that no other job uses this address."
-        )
-    *lengths, check = struct.unpack_from(f"<{size + 1}Q", message, _FIXED.size)
-    return Header(Kind(kind), sequence, batch, tuple(lengths), samples, signal, code, check)
+    lengths = struct.unpack_from(f"<{size}Q", message, _FIXED.size)
+    return Header(Kind(kind), sequence, batch, lengths, samples, signal, code)
