@@ -101,6 +101,34 @@ def code_flags(settings: Mapping[str, str | None]) -> str:
     )
 
 
+def parse_policy(name: str) -> tuple[str, dict[str, str], str | None]:
+    """Split a policy with parameters, such as `lfu+half_life=100+skip=defer+every=8`.
+
+    After `skip=` come parameters of the skip rule. A policy that has a parameter `skip` itself gets it.
+
+    Returns:
+        The name of the policy, its parameters as text, and its skip rule with parameters, or None.
+
+    Raises:
+        ConfigError: for a parameter that the policy does not have.
+        PolicyError: if the policy has parameters and cannot be loaded.
+    """
+    spec, *texts = PARAMETER.split(name)
+    if not texts:
+        return spec, {}, None
+    options = {key: value for key, _, value in (text.partition("=") for text in texts)}
+    known = policy_parameters(load_policy_class(spec))
+    unknown = [key for key in options if key not in known]
+    if "skip" in unknown:
+        rest = [f"{key}={options.pop(key)}" for key in unknown if key != "skip"]
+        return spec, options, "+".join([options.pop("skip"), *rest])
+    if unknown:
+        hint = suggestion(unknown[0], known)
+        expected = f"one of its parameters ({', '.join(known) or 'it has none'}), or skip"
+        raise ConfigError(f"{name}: {spec} expected {expected}, got {unknown[0]}{hint}")
+    return spec, options, None
+
+
 def load_policy_class(spec: str) -> type[Policy]:
     """Load the policy class of a name, `module.path:Class` or `path/to/file.py:Class`.
 
@@ -159,6 +187,8 @@ def _load_class(
 
 def _choices(spec: str, installed: Mapping[str, str]) -> str:
     """Alternatives for a spec without a class: classes of the file, or all names."""
+    if "," in spec:
+        return f"for several policies, run `adaptive-train compare --policies {spec}`"
     if not spec.endswith(".py"):
         return f"known: {', '.join(installed)}; or give module:Class or file.py:Class{suggestion(spec, installed)}"
     try:
@@ -258,10 +288,10 @@ def _check_attributes(kind: str, owner: Policy | SkipRule, **checks: tuple[str, 
 def make_policy(policy: str | type[Policy] | Policy, options: Options | None = None) -> Policy:
     """Create a policy from a class or a name, with `options` as its parameters.
 
-    An instance is checked and returned.
+    A name may have parameters and a skip rule, as for `parse_policy`. An instance is checked and returned.
 
     Raises:
-        PolicyError: for an unknown parameter, a value of the wrong type or out of range.
+        ConfigError, PolicyError: for an unknown parameter, a value of the wrong type or out of range.
     """
     if isinstance(policy, Policy):
         if options:
@@ -269,10 +299,16 @@ def make_policy(policy: str | type[Policy] | Policy, options: Options | None = N
                 "expected options with a policy's class or name, got an instance. Pass them to its class."
             )
         return _checked_policy(policy)
-    cls = load_policy_class(policy) if isinstance(policy, str) else policy
+    rule, cls = None, policy
+    if isinstance(policy, str):
+        spec, parameters, rule = parse_policy(policy)
+        cls, options = load_policy_class(spec), {**parameters, **(options or {})}
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise PolicyError(f"expected a policy's name, class or instance, got {cls!r}")
-    return _checked_policy(_create(cls, options or {}, "policy"))
+    made = _checked_policy(_create(cls, options or {}, "policy"))
+    if rule is not None:
+        with_rule(made, rule)
+    return made
 
 
 def _checked_policy(policy: Policy) -> Policy:

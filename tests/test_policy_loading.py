@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from adaptive import plugins as policy_module
-from adaptive.config import SkipConfig
-from adaptive.errors import PolicyError
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError, PolicyError
 from adaptive.plugins import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.lfu import LFU
@@ -74,6 +75,22 @@ def test_built_ins_are_found_by_name() -> None:
             cls = load_policy_class(name)
             assert issubclass(cls, Policy) and cls.__doc__
             assert target == f"{cls.__module__}:{cls.__name__}"
+
+
+def test_names_may_have_parameters_and_a_skip_rule() -> None:
+    policy = make_policy("lfu+half_life=9+skip=defer+every=8")
+    assert isinstance(policy, LFU) and isinstance(policy.rule, Defer) and policy.rule.every == 8
+    assert make_policy("lru+skip=off").rule is None
+    tables, tier = [TableConfig(name="t", num_embeddings=8, embedding_dim=4)], TierConfig(device="cpu")
+    for name, skip, is_skipped in (
+        ("lru+skip=defer", None, True),
+        ("lru+skip=defer", "off", False),
+        ("lru", None, False),
+    ):
+        with TieredEmbeddingBag(tables, tier, policy=name, skip=skip) as embeddings:
+            assert (embeddings.skip is not None) == is_skipped, (name, skip)
+    with pytest.raises(ConfigError, match=r"lfu expected one of its parameters \(half_life\), or skip, got half_live"):
+        make_policy("lfu+half_live=9")
 
 
 def test_a_users_package_is_found_without_importing_others(monkeypatch: pytest.MonkeyPatch, user_module: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -107,6 +108,33 @@ def test_options_of_policy_and_model(mine: str) -> None:
     assert config.policy_options == {"decay": 0.25, "name": "7", "mix": {"a": 1, "b": 2.5}}
     assert config.model_options == {"top_mlp": "8-1", "bottom_mlp": "13-512-16"}
     assert origins["policy_options.decay"] == "--set"
+
+
+def test_a_policy_may_have_parameters_and_a_skip_rule(tmp_path: Path) -> None:
+    """The names that `compare` prints, from every source; the latest policy counts with all that it names."""
+    name = "lfu+half_life=100+skip=defer+every=8"
+    (tmp_path / "a.toml").write_text(f'policy = "{name}"')
+    sources: list[dict[str, Any]] = [
+        {"flags": {"policy": name, "skip.rule": "off"}},
+        {"sets": [f"policy={name}"]},
+        {"environ": {"ADAPTIVE_POLICY": name}},
+        {"file": tmp_path / "a.toml"},
+    ]
+    for source in sources:
+        config, _ = load_settings(**source)
+        assert (config.policy, config.policy_options) == ("lfu", {"half_life": 100}), source
+        assert config.skip is not None and config.skip.rule == "defer+every=8"
+    config, _ = load_settings(file=tmp_path / "a.toml", sets=["policy=lru"])
+    assert (config.policy, config.policy_options, config.skip) == ("lru", {}, TrainConfig().skip)
+    for bad, message in (
+        ("lfu+half_live=3", r"policy \(--set\): lfu\+half_live=3: lfu expected one of .*did you mean half_life\?"),
+        ("lru,lfu", "run `adaptive-train compare --policies lru,lfu`"),
+    ):
+        with pytest.raises((ConfigError, PolicyError), match=message):
+            load_settings(sets=[f"policy={bad}"])
+    (tmp_path / "a.toml").write_text('policy = "lru+skip=mine.py:Mine"')
+    with pytest.raises(ConfigError, match=r"skip.rule=mine.py:Mine is code that no installed package offers"):
+        load_settings(file=tmp_path / "a.toml")
 
 
 def test_text_settings_keep_numbers_as_text() -> None:

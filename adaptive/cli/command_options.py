@@ -10,8 +10,8 @@ from adaptive.cli.flags import DATA, OUTPUT, POLICY, TIERS
 SETTINGS, STUDY, MACHINE, RANKS = "Settings", "Study", "Machine", "Ranks"
 
 
-def _option(name: str, metavar: str | None, panel: str | None = None, *, help: str, **more: Any) -> Any:
-    return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, **more)
+def _option(names: str, metavar: str | None, panel: str | None = None, *, help: str, **more: Any) -> Any:
+    return typer.Option(*names.split(), metavar=metavar, help=help, rich_help_panel=panel, **more)
 
 
 # fmt: off
@@ -29,7 +29,7 @@ Ranks = Annotated[int | None, _option("--ranks", "NUMBER", OUTPUT, min=1,
     help="Number of processes to start on this machine, each with a part of the rows (docs/explanation/ranks.md). "
          "Under torchrun, which starts them itself, leave it out.")]
 Overwrite = Annotated[bool, _option("--overwrite", None, OUTPUT, help="Replace an earlier result in --out.")]
-Policies = Annotated[str, _option("--policies", "LIST", POLICY,
+Policies = Annotated[str, _option("--policies --policy", "LIST", POLICY,
     help="Policies, such as hybrid,lru,lfu+half_life=500. --set policy.NAME=VALUE applies to all policies that "
          "have the parameter.")]
 Markdown = Annotated[Path | None, _option("--markdown", "FILE", OUTPUT, help="Write the tables as Markdown.")]
@@ -118,7 +118,7 @@ SaveMachine = Annotated[Path | None, _option("--save", "FILE", OUTPUT,
     help="Write the measured rates of this machine, for --machine FILE of simulate.")]
 
 # simulate
-SimulatedPolicies = Annotated[str | None, _option("--policies", "LIST", POLICY, show_default="lru,lfu",
+SimulatedPolicies = Annotated[str | None, _option("--policies --policy", "LIST", POLICY, show_default="lru,lfu",
     help="Policies, such as lru,lfu+half_life=500,scratchpipe. --set policy.NAME=VALUE applies to all policies that "
          "have the parameter.")]
 DeviceSizes = Annotated[str | None, _option("--device-rows", "SIZES", TIERS, show_default="1%,5%,10%,20%,50%",

@@ -55,8 +55,8 @@ FLAGS = (
          help="Size of the device tier: rows (100000), percentage of all rows (10%), bytes (512MiB) or auto."),
     Flag("--depth", ("depth",), "BATCHES", TIERS, default="4", help="Batches of look-ahead; 0 for none."),
     Flag("--policy", ("policy",), "SPEC", POLICY, default="lru",
-         help="Name (see `policies list`), module:Class or file.py:Class. Set its parameters with --set "
-              "policy.NAME=VALUE."),
+         help="Name (see `policies list`), module:Class or file.py:Class, with parameters as in "
+              "lfu+half_life=500+skip=defer."),
     Flag("--preset", ("preset",), "NAME", TRAINING,
          help="Published shape of the model and the built-in stream: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
               "mlperf."),
@@ -149,7 +149,7 @@ def with_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., N
 
 def _parameter(flag: Flag) -> inspect.Parameter:
     option = typer.Option(
-        flag.name,
+        *(("--policy", "--policies") if flag.name == "--policy" else (flag.name,)),
         metavar=flag.metavar or None,
         help=flag.help,
         rich_help_panel=flag.panel,
@@ -202,10 +202,8 @@ def load_contenders(
     texts |= {key: text for key, (text, _) in more.items()}
     names |= {key: name for key, (_, name) in more.items()}
 
-    def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> "TrainConfig":
-        parameters = {f"policy.{name}": text for name, text in options.items()}
-        flags = {**texts, "policy": spec, **parameters}
-        flag_names = {**names, "policy": "--policies", **dict.fromkeys(parameters, f"--policies {label}")}
+    def load(label: str, sets: Sequence[str]) -> "TrainConfig":
+        flags, flag_names = {**texts, "policy": label}, {**names, "policy": "--policies"}
         return load_settings(file=file, sets=sets, flags=flags, flag_names=flag_names, environ=os.environ)[0]
 
     return contenders(policies, sets, load)

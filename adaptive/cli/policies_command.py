@@ -44,9 +44,10 @@ def list_policies(as_json: AsJson = False) -> None:
 @app.command()
 def show(spec: Spec, as_json: AsJson = False) -> None:
     """Show the description and parameters of a policy or a skip rule."""
-    from adaptive.plugins import installed_rules, load_rule_class
+    from adaptive.plugins import PARAMETER, installed_rules, load_rule_class
     from adaptive.studies.compare.contenders import policy_class
 
+    spec = PARAMETER.split(spec)[0]
     cls: type[Policy] | type[SkipRule]
     if spec in installed_rules():
         cls = load_rule_class(spec)
@@ -106,7 +107,7 @@ def check(
     """Check that a policy or a skip rule keeps its contract; exits with 9 if a check fails."""
     options = _options(sets or [])
     from adaptive.errors import PolicyError
-    from adaptive.plugins import installed_policies, is_rule
+    from adaptive.plugins import PARAMETER, is_rule, parse_policy
     from adaptive.studies.compare.contenders import policy_class
     from adaptive.studies.policy_checks import check_policy, check_rule
 
@@ -115,9 +116,11 @@ def check(
         if is_rule(spec):
             results = check_rule("+".join([spec, *(f"{k}={v}" for k, v in options.items())]))
         else:
-            if ":" not in spec and spec not in installed_policies():
-                policy_class(spec)  # raises with a suggestion
-            results = check_policy(spec, options)
+            if ":" not in spec:
+                policy_class(PARAMETER.split(spec)[0])  # raises with a suggestion
+            policy, parameters, rule = parse_policy(spec)
+            results = check_policy(policy, {**parameters, **options})
+            results += [] if rule is None else check_rule(rule)
     checks = [asdict(result) for result in results]
     lines = _check_lines(results)
     print_result({"schema": 1, "policy": spec, "checks": checks}, table="\n".join(lines), as_json=as_json)

@@ -35,7 +35,7 @@ from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.runtime import Runtime
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer, row_optimizer
-from adaptive.plugins import make_policy, with_rule
+from adaptive.plugins import make_policy, parse_policy, with_rule
 from adaptive.policy import Policy, SkipRule, arranges
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of the command line, too
@@ -73,9 +73,10 @@ class TieredEmbeddingBag(nn.Module):
     Args:
         tables: sizes and features of the tables, in any order.
         tier: number of device rows, device, and host storage.
-        policy: a name, `module:Class`, `file.py:Class`, a `Policy` class, or an instance.
+        policy: a name, `module:Class` or `file.py:Class`, with parameters and a skip rule as in
+            `lfu+half_life=500+skip=defer`; a `Policy` class, or an instance.
         optimizer: updates the rows; the default is row-wise Adagrad with a learning rate of 0.05.
-        skip: skip rule or its settings; with None, no update is ever skipped.
+        skip: skip rule or its settings; with None, no update is ever skipped, unless `policy` names a rule.
         seed: of the initial values.
         rows: "separate" leaves the rows out of `state_dict()`, for tables too large to copy. `load_state_dict()` then
             fails unless `rows.load_state_arrays()` has loaded them first.
@@ -122,8 +123,9 @@ class TieredEmbeddingBag(nn.Module):
             )
         self._separate = rows == "separate"
         check_arguments(tables, tier, optimizer, skip)
+        rule = parse_policy(policy)[2] if isinstance(policy, str) else None
         self.policy = make_policy(policy)
-        self.skip = with_rule(self.policy, skip)
+        self.skip = with_rule(self.policy, rule if skip is None else skip)
         self.ranks = ALONE if ranks is None else ranks
         outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, self.ranks)
         self._pipeline, sizes = build_pipeline(outline)

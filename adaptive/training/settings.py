@@ -24,7 +24,14 @@ from pydantic_core import ErrorDetails
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError, suggestion
-from adaptive.plugins import CODE_SETTINGS, load_policy_class, policy_parameters, refuse_unnamed
+from adaptive.plugins import (
+    CODE_SETTINGS,
+    PARAMETER,
+    load_policy_class,
+    parse_policy,
+    policy_parameters,
+    refuse_unnamed,
+)
 from adaptive.storage.files import read_file
 from adaptive.storage.presets import MOST_BYTES
 
@@ -115,7 +122,9 @@ def load_settings(
     entries += _from_flags(flags or {}, flag_names or {})
     entries = [*_from_preset(entries, problems), *entries]
     entries = [*_from_model(entries), *entries]
-    _refuse_code_of_files(entries)
+    _refuse_code_of_files(entries)  # before the policy is loaded
+    entries = _split_policy(entries, problems)
+    _refuse_code_of_files(entries)  # the skip rule that came with the policy
     keys, policy_error = _known_keys(entries)
     chosen = _choose(entries, keys, problems)
     config = _validated(chosen, keys, problems)
@@ -179,6 +188,25 @@ def _refuse_code_of_files(entries: Sequence[Entry]) -> None:
             refuse_unnamed(key, str(latest.value), where=str(latest.file))
 
 
+def _split_policy(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
+    """Replace the last policy with parameters, such as `lfu+skip=defer`, by an entry for each of its settings."""
+    place = max((number for number, entry in enumerate(entries) if entry.path == ("policy",)), default=None)
+    if place is None or not PARAMETER.search(name := str(entries[place].text or entries[place].value)):
+        return [*entries]
+    entry = entries[place]
+    plain = replace(entry, value=PARAMETER.split(name)[0], text=None)
+    try:
+        _, parameters, rule = parse_policy(name)
+    except ConfigError as error:
+        problems.append(f"policy ({entry.origin}): {error}")
+        parameters, rule = {}, None
+    except PolicyError:  # reported with the other mistakes when its parameters are looked up
+        parameters, rule = {}, None
+    texts = {f"policy.{key}": text for key, text in parameters.items()} | ({"skip.rule": rule} if rule else {})
+    more = [Entry(key, parse_text(text), f"{entry.origin} {name}", text, entry.file) for key, text in texts.items()]
+    return [*entries[:place], plain, *more, *entries[place + 1 :]]
+
+
 def _last(entries: Sequence[Entry], key: str) -> str | None:
     """The last text for a key without a dot, or None."""
     return next((str(entry.text or entry.value) for entry in reversed(entries) if entry.path == (key,)), None)
@@ -232,6 +260,7 @@ def _from_sets(sets: Sequence[str], problems: list[str]) -> list[Entry]:
 
 
 def _from_flags(flags: Mapping[str, object], names: Mapping[str, str]) -> list[Entry]:
+    flags = {key: flags[key] for key in sorted(flags, key=lambda key: key == "policy")}  # last: `lfu+skip=RULE` wins
     origins = {key: f"flag {names.get(key, '')}".rstrip() for key in flags}
     return [
         Entry(key, parse_text(value), origins[key], value)

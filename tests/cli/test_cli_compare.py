@@ -77,6 +77,15 @@ def test_an_auc_to_reach_needs_evaluations(
     assert (result.code, trainings) == (2, []) and message in " ".join(result.err.split())
 
 
+def test_both_names_of_the_flag_of_policies_work(cli: Cli, trainings: list[TrainConfig]) -> None:
+    assert cli("compare", "--policy", "hybrid,lru+skip=defer", "--seeds", "1").code == 0
+    assert [config.policy for config in trainings] == ["hybrid", "lru"]
+    plan = cli("run", "--policies", "lfu+half_life=9+skip=defer", "--dry-run", "--json", *SMALL)
+    assert plan.code == 0 and {"policy", "policy_options.half_life", "skip.rule"} <= set(
+        json.loads(plan.out)["settings_from"]
+    )
+
+
 def test_json_csv_and_markdown(cli: Cli, trainings: list[TrainConfig]) -> None:
     words = ("compare", "--policies", "hybrid,lru", "--out", "out", "--auc-budget", "0.001", "--json")
     result = cli(*words, "--csv", "a.csv", "--markdown", "a.md")
@@ -119,7 +128,6 @@ def test_mistakes_are_reported_before_training(
         (["--policies", ","], 2, "expected a list"),
         (["--policies", "lfu+half_life=x"], 2, "policy.half_life (flag --policies lfu+half_life=x): expected a valid"),
         (["--seeds", "0"], 2, "--seeds"),
-        (["--policy", "lru"], 2, "--policies"),
         (["--set", "policy.nothing=1"], 2, "expected a parameter of hybrid, lru, slipstream"),
         (["--batch-size", "0"], 2, "batch_size"),
         (["--csv", "no/such/a.csv"], 6, "folder no/such does not exist"),
@@ -259,8 +267,8 @@ def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
 
 
 def test_compare_has_all_options_of_run_but_policy() -> None:
-    assert {flag.name for flag in FLAGS} - set(options("compare")) == {"--policy"}
-    assert {"--policies", "--seeds", "--auc-budget", "--json", "--csv", "--markdown", "--set"} <= set(
+    assert {flag.name for flag in FLAGS} <= set(options("compare")) and "--policies" in options("run")
+    assert {"--policies", "--policy", "--seeds", "--auc-budget", "--json", "--csv", "--markdown", "--set"} <= set(
         options("compare")
     )
 

@@ -70,6 +70,7 @@ class ComparedPolicy:
         to_auc: time to quality, if an AUC was given.
         bytes_h2d, bytes_d2h, fetched_rows, written_back_rows: totals of a run.
         time_ms: milliseconds of a step by stage.
+        same_samples: its AUC and the control's are of the same samples.
         exact: the policy must equal the control bit for bit, and does.
         seeds: seeds of the runs that finished.
     """
@@ -112,6 +113,7 @@ class ComparedPolicy:
     time_ms: Mapping[str, float | None]
     policy_numbers: Mapping[str, float | None]
     to_auc: TimeToAuc | None
+    same_samples: bool
     exact: bool
     verdict: str
     reason: str

@@ -1,5 +1,6 @@
 """A comparison as a document and as CSV."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -189,52 +190,45 @@ def _has_random(policies: Policies) -> bool:
 
 
 def outcome_sentence(policies: Policies) -> str:
-    """Name the policies with the best AUC and speed, and their lead over the control."""
+    """Name the policies with the best AUC and speed, and their lead over the control.
+
+    Runs that drop inputs at random are no candidates. There is no best AUC of different samples, and no best speed of
+    runs that shared the cores with other processes.
+    """
+    candidates = [policy for policy in policies if policy.control_of is None]
+    aucs = {policy.policy: policy.auc for policy in candidates if policy.auc is not None}
+    speeds = {policy.policy: policy.samples_per_s for policy in candidates if policy.samples_per_s is not None}
     control = next((policy.policy for policy in policies if policy.reason == "the control"), None)
-    aucs = {policy.policy: policy.auc for policy in policies if policy.auc is not None}
-    speeds = {policy.policy: policy.samples_per_s for policy in policies if policy.samples_per_s is not None}
-
-    def remarks(winners: Sequence[str]) -> list[str]:
-        return [policy.verdict for policy in policies if policy.policy in winners and policy.verdict != "within"]
-
-    text = sentence(
-        best_text("highest AUC", aucs, score_text, auc_lead, control, remarks),
-        best_text("most samples/s", speeds, count_text, speed_lead, control, remarks),
-    )
-    return text or "There are no numbers to compare."
+    quality = _best_text("highest AUC", aucs, score_text, "{:+.5f} against", operator.sub, control, candidates)
+    speed = _best_text("most samples/s", speeds, count_text, "{:.2f} times", operator.truediv, control, candidates)
+    if not all(policy.same_samples for policy in candidates):
+        quality = "the AUCs are of different samples, so none is the highest"
+    if _busy_shares(policies):
+        speed = "other processes used the cores, so no speed is the highest"
+    text = "; ".join(filter(None, (quality if aucs else "", speed if speeds else "")))
+    return f"{text[:1].upper()}{text[1:]}." if text else "There are no numbers to compare."
 
 
-def best_text(
+def _best_text(
     title: str,
     values: Mapping[str, float],
     text: Callable[[float], str],
-    lead: Callable[[float, float], str],
-    base: str | None,
-    remarks: Callable[[Sequence[str]], Sequence[str]] = lambda winners: (),
+    lead: str,
+    compare: Callable[[float, float], float],
+    control: str | None,
+    policies: Policies,
 ) -> str:
-    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru)`; names all ties."""
+    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru)`; names all ties, and verdicts other than `within`."""
     if not values:
         return ""
     most = max(values.values())
     winners = [name for name, value in values.items() if value == most]
-    other = None if base in winners else values.get(base or "")
-    notes = [f"{lead(most, other)} {base}"] if other else []
-    notes += dict.fromkeys(remarks(winners))
+    other = None if control in winners else values.get(control or "")
+    notes = [f"{lead.format(compare(most, other))} {control}"] if other else []
+    notes += dict.fromkeys(
+        policy.verdict for policy in policies if policy.policy in winners and policy.verdict != "within"
+    )
     return f"{title}: {', '.join(winners)}, {text(most)}" + (f" ({', '.join(notes)})" if notes else "")
-
-
-def auc_lead(best: float, other: float) -> str:
-    return f"{best - other:+.5f} against"
-
-
-def speed_lead(best: float, other: float) -> str:
-    return f"{best / other:.2f} times"
-
-
-def sentence(*parts: str) -> str:
-    """The parts that are not empty as one sentence."""
-    text = "; ".join(filter(None, parts))
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
@@ -250,17 +244,21 @@ def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
     return f"{policy.policy}: {word}{judged_by} ({policy.reason})"
 
 
+def _busy_shares(policies: Policies) -> list[float]:
+    """The shares of the cores that other processes used, of the runs that they may have slowed."""
+    shares = [run.others_cpu_share for policy in policies for run in policy.runs]
+    return [share for share in shares if share is not None and share > BUSY_SHARE]
+
+
 def _busy_text(policies: Policies) -> str:
     """A warning if other processes used the cores while runs were timed."""
-    shares = [run.others_cpu_share for policy in policies for run in policy.runs]
-    busy = [share for share in shares if share is not None and share > BUSY_SHARE]
-    if not busy:
+    if not (busy := _busy_shares(policies)):
         return ""
     return (
         f"warning: other processes used up to {percent_text(max(busy))} of the cores during {len(busy)} of "
-        f"{len(shares)} runs, so samples/s and times cannot be compared. Quality is not affected. Repeat the "
-        "comparison on an idle machine, or start the other processes with GOMP_SPINCOUNT=1000 in their environment: by "
-        "default, threads that wait take cores."
+        f"{sum(len(policy.runs) for policy in policies)} runs, so samples/s and times cannot be compared. Quality is "
+        "not affected. Repeat the comparison on an idle machine, or start the other processes with GOMP_SPINCOUNT=1000 "
+        "in their environment: by default, threads that wait take cores."
     )
 
 

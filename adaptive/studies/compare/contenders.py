@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from adaptive.config import TrainConfig
-from adaptive.errors import ConfigError, PolicyError, suggestion
-from adaptive.plugins import NO_RULE, PARAMETER, load_policy_class, make_policy, make_rule, policy_parameters, with_rule
+from adaptive.errors import ConfigError, PolicyError
+from adaptive.plugins import PARAMETER, load_policy_class, make_policy, policy_parameters, with_rule
 from adaptive.policy import Policy, arranges
 
 _OF_POLICY: Final = "policy."
 
 
-Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
-"""Loads settings from a label, its policy, the parameters in the label, and a list of KEY=VALUE."""
+Load = Callable[[str, Sequence[str]], TrainConfig]
+"""Loads settings from a policy with its parameters, and a list of KEY=VALUE."""
 
 
 @dataclass(frozen=True)
@@ -82,34 +82,12 @@ def _hint(spec: str) -> str:
 def _contender(
     label: str, cls: type[Policy], parameters: Sequence[str], others: Sequence[str], load: Load
 ) -> Contender:
-    spec, *texts = PARAMETER.split(label)
     names = policy_parameters(cls)
-    options = {name: value for name, _, value in (text.partition("=") for text in texts)}
-    rule = _rule_of(options, names)
-    for name in options:
-        if name not in names:
-            expected = f"one of its parameters ({', '.join(names) or 'it has none'})"
-            raise ConfigError(f"policies: {label}: {spec} expected {expected}, got {name}{suggestion(name, names)}")
-    sets = [*others, *rule, *(text for text in parameters if _parameter(text) in names)]
-    config = load(label, spec, options, sets)
-    make_policy(cls, config.policy_options)  # raises for values out of range, or that do not go together
+    config = load(label, [*others, *(text for text in parameters if _parameter(text) in names)])
+    with_rule(make_policy(cls, config.policy_options), config.skip)  # raises for values that cannot be used
     if cls.device_rows is not None:
         config = config.model_copy(update={"tier": config.tier.model_copy(update={"device_rows": "auto"})})
     return Contender(label, config)
-
-
-def _rule_of(options: dict[str, str], names: Mapping[str, object]) -> list[str]:
-    """Remove the skip rule and its parameters from the options; return them as a setting.
-
-    Raises:
-        PolicyError: if the rule cannot be loaded or rejects its parameters.
-    """
-    if "skip" not in options or "skip" in names:
-        return []
-    spec = "+".join([options.pop("skip"), *(f"{name}={options.pop(name)}" for name in [*options] if name not in names)])
-    if spec != NO_RULE:
-        make_rule(spec)
-    return [f"skip.rule={spec}"]
 
 
 def _parameter(text: str) -> str:

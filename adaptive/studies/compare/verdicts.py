@@ -24,6 +24,7 @@ SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
 MAX_SEEDS: Final = 100  # the most that a verdict suggests
 SCORES: Final = ("auc", "log_loss", "accuracy")
+JUDGED: Final = ("auc_of", "eval_samples")
 SKIPPED: Final = ("skipped_update_share", "skipped_lookup_share", "skipped_input_share")
 MEANS: Final = (
     *("hit_rate", "row_hit_rate", "bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples"),
@@ -98,6 +99,7 @@ def _compared(
         time_ms=_by_name([run.summary["time_ms"] for run in ended], _median),
         policy_numbers=_by_name([run.summary.get("policy_numbers", {}) for run in ended], _mean),
         to_auc=None,
+        same_samples=_is_judged_alike(ended, pairs),
         exact=exact,
         verdict=word,
         reason=reason,
@@ -106,6 +108,15 @@ def _compared(
         **numbers,
     )
     return policy, [reason] if unequal else []
+
+
+def _is_judged_alike(runs: Sequence[Outcome], pairs: Pairs) -> bool:
+    """True if the AUC of each run is of the samples of its control's.
+
+    Runs without evaluation samples are judged by predictions during training, which omit the inputs that they skipped.
+    """
+    same = all(run.summary.get(name) == control.summary.get(name) for run, control in pairs for name in JUDGED)
+    return same and not any(run.summary["auc_of"] == "training" and any(_values(SKIPPED[-1], [run])) for run in runs)
 
 
 def _by_name(runs: Sequence[dict[str, float | None]], average: Callable[..., float | None]) -> dict[str, float | None]:

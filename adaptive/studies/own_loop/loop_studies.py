@@ -16,6 +16,7 @@ from adaptive.data.dataset import Dataset, Feature
 from adaptive.embeddings.planning.layout import feature_order, make_groups_without_keys
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
+from adaptive.plugins import parse_policy
 from adaptive.policy import arranges, inputs_of
 from adaptive.studies.compare.comparison_report import comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome
@@ -29,7 +30,6 @@ from adaptive.training.telemetry.report import run_summary
 
 Trained = tuple[TieredEmbeddingBag, ArrayLike, ArrayLike]
 Batches = Sequence[Batch] | Callable[[], Iterable[Batch]]
-SKIP = "+skip="
 EXAMPLE = Machine(link=50e9, device=4000e9, host=100e9, dense_ms=0.0)
 
 
@@ -79,8 +79,9 @@ def compare_policies(
 
 def _arguments_of(label: str) -> dict[str, str]:
     """Return arguments of `TieredEmbeddingBag`: `lfu+skip=defer` -> policy and skip."""
-    policy, plus, rule = label.partition(SKIP)
-    return {"policy": policy, "skip": rule} if plus else {"policy": policy}
+    policy, parameters, rule = parse_policy(label)
+    policy = "+".join([policy, *(f"{name}={value}" for name, value in parameters.items())])
+    return {"policy": policy} if rule is None else {"policy": policy, "skip": rule}
 
 
 def _outcome(train: Callable[..., Trained], label: str, seed: int, arguments: Mapping[str, object]) -> Outcome:
@@ -113,7 +114,13 @@ def _summary(label: str, embeddings: TieredEmbeddingBag, scores: np.ndarray, sec
     inputs, dropped = inputs_of(embeddings.policy)
     return {
         **run_summary(label, totals, auc=auc, log_loss=log_loss.value(), accuracy=bins.accuracy()),
-        **{"samples": inputs or 0, "samples_per_s": None, "samples_per_s_later": None, "auc_of": "evaluation"},
+        **{
+            "samples": inputs or 0,
+            "samples_per_s": None,
+            "samples_per_s_later": None,
+            "auc_of": "evaluation",
+            "eval_samples": scores.shape[1],
+        },
         "time_ms": {"training and scoring": 1000 * seconds / max(statistics.batches_trained, 1)},
         "skipped_input_share": dropped / inputs if dropped else 0.0,
     }
@@ -163,9 +170,10 @@ def simulate_policies(
     rows = OptimizerConfig.model_validate({"name": optimizer})
     cases = []
     for label in policies:
-        policy, plus, rule = label.partition(SKIP)
-        skip = SkipConfig(rule=rule) if plus else None
-        cases.append((label, TrainConfig(policy=policy, skip=skip, depth=depth, optimizer=rows)))
+        policy, parameters, rule = parse_policy(label)
+        skip = None if rule is None else SkipConfig(rule=rule)
+        options = TrainConfig(policy=policy, policy_options=parameters, skip=skip, depth=depth, optimizer=rows)
+        cases.append((label, options))
     simulation = simulate_group(cases, list(device_rows), machine, (dataset, groups[0]))
     return {**asdict(simulation), "table": simulation_document(simulation).to_text()}
 

@@ -49,6 +49,7 @@ from adaptive.training.trainer import Trainer
 FEW_STEPS: Final = 50  # in an epoch: a warning
 ENOUGH_STEPS: Final = 100  # in an epoch: the batch size that the warning suggests
 LEAST_BATCH: Final = 16
+FALLEN_AUC: Final = 0.001  # from the best evaluation to the last: a warning
 RIVALS = ("lru", "lfu", "slipstream")
 CURVES_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard opens on another tab, and plug-ins cannot change it
 ROWS_PAGE = "http://localhost:6006/#adaptive_rows"
@@ -120,6 +121,18 @@ def steps_hint(config: TrainConfig, samples: int) -> str:
     return (
         f"warning: an epoch has only {steps} steps ({in_epoch:,} samples, batch size {config.batch_size:,}), so the "
         f"AUC depends strongly on --seed. Try --batch-size {wanted} or more --epochs"
+    )
+
+
+def quality_hint(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> str:
+    """A line of advice if the held-out AUC fell before the end and the best weights are not saved; else empty."""
+    aucs = [(record.auc, record.step) for record in evaluations if record.auc is not None]
+    best, step = max(aucs, key=lambda point: point[0], default=(0.0, 0))
+    if config.save == "best" or best - FALLEN_AUC < (last := aucs[-1][0] if aucs else best):
+        return ""
+    return (
+        f"\nwarning: the AUC of the evaluation samples fell from {best:.4f} after step {step:,} to {last:.4f}. Keep "
+        "the best weights with --set save=best, or end training earlier with --set patience=NUMBER\n"
     )
 
 
@@ -200,6 +213,7 @@ class Run:
         text = summary_text(summary, self.recorder.totals, table_rows=self._table_rows)
         if hint := steps_hint(self.config, summary["samples"]):
             text += f"\n{hint}\n"
+        text += quality_hint(self.config, self.recorder.evaluations)
         commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
 

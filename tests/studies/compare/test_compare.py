@@ -1,7 +1,7 @@
 """Comparisons: one run per policy and seed, all else equal; verdicts, reports and problems."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -438,6 +438,27 @@ def test_a_busy_machine_is_a_warning() -> None:
     assert policies in comparison_document(busy).to_markdown()
     assert "GOMP_SPINCOUNT=1000" in comparison_document(busy).to_markdown()
     assert [run.others_cpu_share for policy in busy.policies for run in policy.runs] == [0.04, 0.4]
+    text = comparison_document(busy).to_text()
+    assert text.startswith("Highest AUC: lru, lfu, 0.7000; other processes used the cores, so no speed is the highest.")
+
+
+def test_controls_at_random_are_not_crowned() -> None:
+    dropped = outcome("random_drop for fae", 1, 0.9, control_rate=1)
+    outcomes = [outcome("lru", 1, 0.7), outcome("fae", 1, 0.8, 0.1), replace(dropped, control_of="fae")]
+    text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
+    assert text.startswith("Highest AUC: fae, 0.8000 (+0.10000 against lru, undecided); most samples/s: lru, fae, 200")
+
+
+def test_no_auc_of_different_samples_is_the_highest() -> None:
+    """Other evaluation samples, or predictions during training of a run that skipped inputs."""
+    other = [outcome("lru", 0, 0.7, eval_samples=9), outcome("fae", 0, 0.8, 0.1, eval_samples=8)]
+    left = {"auc_of": "training", "skipped_input_share": 0.1}
+    trained = [outcome("lru", 0, 0.7, auc_of="training"), outcome("fae", 0, 0.8, 0.1, **left)]
+    for outcomes in (other, trained):
+        text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
+        assert text.startswith("The AUCs are of different samples, so none is the highest; most samples/s"), text
+    same = [outcome("lru", 0, 0.7, auc_of="training"), outcome("fae", 0, 0.8, 0.1, auc_of="training")]
+    assert comparison_document(judge(same, auc_budget=BUDGET)).to_text().startswith("Highest AUC: fae")
 
 
 def test_policy_reports_have_their_own_table() -> None:
@@ -477,10 +498,8 @@ def test_accuracy_appears_next_to_auc() -> None:
 # --- the list of policies -------------------------------------------------------------------------------------------
 
 
-def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> TrainConfig:
-    parameters = {f"policy.{name}": text for name, text in options.items()}
-    names = dict.fromkeys(parameters, f"--policies {label}")
-    return load_settings(sets=sets, flags={"policy": spec, **parameters}, flag_names=names)[0]
+def load(label: str, sets: Sequence[str]) -> TrainConfig:
+    return load_settings(sets=sets, flags={"policy": label}, flag_names={"policy": "--policies"})[0]
 
 
 def test_policies_have_their_own_parameters() -> None:
@@ -511,7 +530,12 @@ def test_policies_have_their_own_parameters() -> None:
         ("lfu+half_life", [], PolicyError, "write parameters as NAME+PARAMETER=VALUE"),
         ("mine.py", [], PolicyError, "give its class, mine.py:CLASS"),
         ("lru,lfu", ["policy.warmup=3"], ConfigError, "expected a parameter of lru, lfu (half_life), got warmup"),
-        ("lru+half_life=3", [], ConfigError, "lru expected one of its parameters (it has none), got half_life"),
+        (
+            "lru+half_life=3",
+            [],
+            ConfigError,
+            "lru expected one of its parameters (it has none), or skip, got half_life",
+        ),
         ("lfu+half_live=3", [], ConfigError, "did you mean half_life?"),
         (
             "lfu+half_life=soon",

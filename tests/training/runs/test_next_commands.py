@@ -12,7 +12,8 @@ from support.served import write_csv
 
 from adaptive.config import TrainConfig
 from adaptive.training.runs import train_run
-from adaptive.training.runs.run import model_hint, next_commands, steps_hint
+from adaptive.training.runs.run import model_hint, next_commands, quality_hint, steps_hint
+from adaptive.training.telemetry.record import EvalRecord
 
 ALL: dict[str, Any] = {"has_evaluation": True, "which": lambda name: f"/bin/{name}"}
 
@@ -55,6 +56,17 @@ def test_the_environment_is_activated_first_if_needed() -> None:
 def test_the_package_can_be_run_as_a_module(words: list[str]) -> None:
     found = subprocess.run([sys.executable, "-m", "adaptive", *words], capture_output=True, text=True, check=True)
     assert "Usage: adaptive-train" in found.stdout
+
+
+def test_a_fallen_auc_proposes_to_save_the_best_weights() -> None:
+    def said(*aucs: float | None, save: Any = True) -> str:
+        records = [EvalRecord(step=n, samples=9, auc=auc, log_loss=0.5) for n, auc in enumerate(aucs, start=1)]
+        return quality_hint(TrainConfig(save=save), records)
+
+    assert "fell from 0.8000 after step 2 to 0.7900. Keep the best weights with --set save=best" in said(0.7, 0.8, 0.79)
+    for quiet in ((), (0.8,), (0.7, 0.8), (0.8, 0.7999), (0.8, None)):
+        assert said(*quiet) == "", quiet
+    assert said(0.8, 0.7, save="best") == ""
 
 
 def test_few_steps_propose_a_batch_size() -> None:
