@@ -62,7 +62,7 @@ NAVIGATION = {
             "Your own loop </docs/how-to/own-loop>",
             "Write a policy </policies/README>",
             "Serve a trained run </docs/how-to/serving>",
-            "Profile before you train </docs/how-to/profiling>",
+            "Look before you train </docs/how-to/profiling>",
         ],
     ),
     "Reference": (

@@ -25,7 +25,6 @@ EXAMPLES = {
     "predict": "adaptive-train predict runs/clicks --data csv:new.csv --out scores.csv",
     "export": "adaptive-train export runs/clicks --out served",
     "compare": "adaptive-train compare --policies lru,lfu,slipstream --seeds 3 --out runs/compared",
-    "profile": "adaptive-train profile --sections data --out profiled",
     "simulate": "adaptive-train simulate --policies lru,lfu --device-rows 5%,10%,20%",
     "prepare": "adaptive-train prepare clicks.prepared --data csv:clicks.csv --schema clicks.toml",
     "vocabulary": "adaptive-train vocabulary runs/clicks --table user --out ids.tsv",

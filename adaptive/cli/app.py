@@ -29,7 +29,6 @@ from adaptive.cli.config_command import config
 from adaptive.cli.data_commands import prepare, vocabulary
 from adaptive.cli.doctor_command import doctor
 from adaptive.cli.output import note, show_anything
-from adaptive.cli.profile_command import profile
 from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
 from adaptive.cli.trained_commands import evaluate, export, predict
@@ -72,7 +71,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "predict": predict,
     "export": export,
     "compare": compare,
-    "profile": profile,
     "simulate": simulate,
     "prepare": prepare,
     "vocabulary": vocabulary,

@@ -7,7 +7,7 @@ import typer
 
 from adaptive.cli.flags import DATA, OUTPUT, POLICY, TIERS
 
-SETTINGS, STUDY, MACHINE, RANKS = "Settings", "Study", "Machine", "Ranks"
+SETTINGS, STUDY = "Settings", "Study"
 
 
 def _option(names: str, metavar: str | None, panel: str | None = None, *, help: str, **more: Any) -> Any:
@@ -36,12 +36,8 @@ Markdown = Annotated[Path | None, _option("--markdown", "FILE", OUTPUT, help="Wr
 Csv = Annotated[Path | None, _option("--csv", "FILE", OUTPUT, help="Write one line per policy as CSV.")]
 Plot = Annotated[Path | None, _option("--plot", "FILE", OUTPUT,
     help="Draw the result as PNG or SVG, by the suffix of FILE (needs matplotlib, the extra 'plot').")]
-TimeSteps = Annotated[int, _option("--time-steps", "STEPS", STUDY, min=5,
-    help="Timed steps per policy; the data repeat if they are short.")]
 ComparisonFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
     help="Folder for all runs; must be new or empty. Default: runs/<date>-compare.")]
-StudyFolder = Annotated[Path | None, _option("--out", "DIR", OUTPUT,
-    help="Write the record as JSON, tables as CSV, and pictures to this folder.")]
 
 # run
 DryRun = Annotated[bool, _option("--dry-run", None, OUTPUT,
@@ -103,19 +99,6 @@ MeasuredRanks = Annotated[int | None, _option("--ranks", "NUMBER", min=2,
     help="Start this many processes on this machine and measure their exchange: interface, latency, bandwidth. Leave "
          "it out under torchrun, which starts them.")]
 
-# profile
-Sections = Annotated[str, _option("--sections", "LIST", STUDY, help="Sections to profile: data, step, movement.")]
-Samples = Annotated[int, _option("--samples", "NUMBER", STUDY, min=0,
-    help="data: maximum number of samples to count; 0 for all.")]
-Memory = Annotated[str, _option("--memory", "SIZES", STUDY,
-    help="data: memory for hot rows, in bytes (512MiB), as a percentage of all rows (10%) or in rows.")]
-SampleShare = Annotated[str, _option("--sample", "SHARE", STUDY,
-    help="data: share of the inputs for the sampled curve and FAE's estimate.")]
-MovementSteps = Annotated[int, _option("--steps", "STEPS", STUDY, min=1, help="movement: number of training steps.")]
-MovementEvery = Annotated[int, _option("--every", "STEPS", STUDY, min=1,
-    help="movement: steps between two readings of the rows.")]
-SaveMachine = Annotated[Path | None, _option("--save", "FILE", OUTPUT,
-    help="Write the measured rates of this machine, for --machine FILE of simulate.")]
 
 # simulate
 SimulatedPolicies = Annotated[str | None, _option("--policies --policy", "LIST", POLICY, show_default="lru,lfu",
@@ -123,15 +106,7 @@ SimulatedPolicies = Annotated[str | None, _option("--policies --policy", "LIST",
          "have the parameter.")]
 DeviceSizes = Annotated[str | None, _option("--device-rows", "SIZES", TIERS, show_default="1%,5%,10%,20%,50%",
     help="Sizes of the device tier: rows (100000), percentages of all rows (10%), bytes (512MiB) or auto.")]
-MachineFile = Annotated[str | None, _option("--machine", "FILE", MACHINE,
-    help="Machine file from `profile --save FILE`, or one of dual-cpu, big-basin, zion, v100-pcie3, a100, h200. With "
-         "measured rates, the report includes the expected step time. The options below override it.")]
-DenseTime = Annotated[float | None, _option("--dense-ms", "MS", MACHINE, min=0.0, show_default="1.0",
-    help="Milliseconds of the dense part per step.")]
-RankNumbers = Annotated[str | None, _option("--ranks", "LIST", RANKS,
-    help="Report the bytes that a rank sends per step instead of hit rates, for numbers of ranks such as 2,8,64 "
-         "(docs/explanation/ranks.md).")]
-SaturatedShare = Annotated[float | None, _option("--saturated", "SHARE", RANKS, min=0.0, max=1.0, show_default="0.5",
-    help="With --ranks: share of the requests that are for saturated rows, whose gradients are not sent. The report of "
-         "a run on ranks has the actual share.")]
+Skew = Annotated[bool, _option("--skew", None, STUDY,
+    help="Report for each table its rows, its lookups, the share of the most frequent 1% and 10% of its rows, and the "
+         "ids that share a row because they are hashed.")]
 # fmt: on

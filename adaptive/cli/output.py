@@ -66,13 +66,6 @@ def print_document(
         note(line)
 
 
-def write_study(folder: Path, name: str, result: "DataclassInstance", document: "Document") -> None:
-    """Write a study to a folder: its record as JSON, its tables as CSV."""
-    write_text(folder / f"{name}.json", json.dumps(asdict(result), indent=1) + "\n")
-    for table, text in document.to_csv().items():
-        write_text(folder / f"{table}.csv", text)
-
-
 def _silence_stdout() -> None:
     """Redirect stdout, so that flushing its buffer at exit does not fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -140,17 +133,6 @@ def write_text(path: Path, text: str) -> None:
         write_atomic(path, text.encode())
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error}") from error
-
-
-def make_folders(*folders: Path) -> None:
-    """Create missing folders, or raise `OutputError`."""
-    from adaptive.errors import OutputError
-
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"folder {folder} cannot be created: {error.strerror}. Choose another") from error
 
 
 def note(text: str) -> None:

@@ -21,24 +21,8 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
-def load_named(model: type[M], name: str, folder: Path, what: str) -> M:
-    """Load and check a TOML file: one of `folder` by name, or another by path.
-
-    Args:
-        model: checks the content.
-        name: name or path of the file.
-        folder: the files of the package.
-        what: kind of the file, for messages.
-
-    Raises:
-        ConfigError: if there is no such file, or its content is wrong.
-    """
-    path = folder / f"{name}.toml" if name in names_in(folder) else Path(name)
-    return checked(model, load_toml(path, folder, what), f"{what} {path}")
-
-
 def load_toml(path: Path, folder: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file that a user has named; see `load_named`.
+    """Read a TOML file that a user has named; `folder` has the files of the package.
 
     Raises:
         ConfigError: if it is not a regular file of at most 256 KiB, or not TOML.

@@ -25,9 +25,7 @@ from adaptive.embeddings.planning.sizing import held_rows
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.rows_optimizer import without_compiler
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.models.dense.attention import DIN
 from adaptive.models.dense.base import Inputs
-from adaptive.models.dense.dlrm import TBSM
 from adaptive.models.factory import AnyConfig, checked, make_model, model_config, options_of, rows_config
 from adaptive.models.model_settings import DINConfig
 from adaptive.optim import row_optimizer
@@ -200,29 +198,6 @@ def inputs_of(dataset: Dataset | DataShape) -> Inputs:
         sequences,
         shape.row_dtypes,
     )
-
-
-def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:
-    """Operations of the dense part per trained sample: 6 per matrix weight."""
-    inputs = inputs_of(dataset)
-    shape = model_config(config.model, config.model_options, inputs)
-    return model_flops(make_model(config.model, shape, inputs, seed=config.seed), inputs.steps)
-
-
-def dense_weights(config: TrainConfig, dataset: Dataset | DataShape) -> int:
-    """Number of trained weights of the dense part."""
-    inputs = inputs_of(dataset)
-    model = make_model(config.model, model_config(config.model, config.model_options, inputs), inputs, seed=config.seed)
-    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-
-
-def model_flops(model: nn.Module, steps: int) -> float:
-    """`dense_flops` of a built model; a model of sequences computes all steps of a sample, at most."""
-    weights = {name: weight.numel() for name, weight in model.named_parameters() if weight.ndim == 2}
-    if isinstance(model, DIN):
-        once = sum(number for name, number in weights.items() if name.startswith("deep."))
-        return 6.0 * (once + model.max_steps * (sum(weights.values()) - once))
-    return 6.0 * (steps if isinstance(model, TBSM) else 1) * sum(weights.values())
 
 
 def _tables_of(dataset: Dataset | DataShape, shape: AnyConfig) -> tuple[TableConfig, ...]:

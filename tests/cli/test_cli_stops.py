@@ -105,12 +105,12 @@ def test_a_stopped_simulation_reports_batches_read(cli: Cli, interrupting: Calla
     assert plain.code == 130 and "stopped after 32 of 80 batches" in plain.out and "32 of 80" not in plain.err
 
 
-def test_a_stopped_byte_count_reports_batches_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
+def test_a_stopped_count_reports_batches_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
     interrupting(5)
-    result = cli("simulate", *words, "--ranks", "2,4", "--markdown", "a.md")
+    result = cli("simulate", *words, "--skew", "--markdown", "a.md")
     assert result.code == 130 and "interrupted" in result.err
-    assert "stopped after 5 of 80 batches" in result.out and "5 batches of 100 samples" in Path("a.md").read_text()
+    assert "stopped after 5 of 80 batches" in result.out and "500 samples in 5 batches" in Path("a.md").read_text()
 
 
 def test_prepare_reports_progress(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,32 +131,3 @@ def test_prepare_reports_progress(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert "count rows" not in cli("prepare", "other", *words).err  # the first rank says it
-
-
-def test_one_ctrl_c_ends_the_fitting_of_vocabularies(cli: Cli, interrupting: Callable[[int], None]) -> None:
-    Path("a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 50)
-    Path("a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
-    words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.vocabulary=true")
-    interrupting(1)  # while the file is read, before anything is profiled
-    result = cli("profile", *words, "--out", "found", "--json")
-    assert result.code == 130 and result.out == "" and "interrupted" in result.err
-    assert "second signal" not in result.err and not list(Path("found").glob("*"))
-
-
-def test_a_stopped_profile_reports_samples_read(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
-) -> None:
-    """All sections share fitted vocabularies; Ctrl-C after the data section keeps it."""
-    Path("a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 500)
-    Path("a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
-    words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.vocabulary=true", "--batch-size", "50",
-             "--set", "model.interaction=cat", "--policies", "hybrid,device", "--time-steps", "5")  # fmt: skip
-    opened: list[int] = []
-    monkeypatch.setattr("adaptive.cli.app._reading_begins", lambda: lambda done, total: opened.append(done))
-    result = cli("profile", "--sections", "data,step,movement", *words, "--steps", "4", "--every", "2", "--json")
-    assert result.code == 0 and len(opened) == 1, result.err
-    interrupting(1)  # when the data have been counted
-    result = cli("profile", *words, "--out", "found", "--json")
-    record = json.loads(result.out)
-    assert result.code == 130 and record["data"]["samples"] and not record["step"] and record["movement"] is None
-    assert json.loads(Path("found/profile.json").read_text())["data"]["lookups"] == 1000

@@ -14,15 +14,13 @@ from adaptive.data.dataset import by_table
 from adaptive.errors import ConfigError, OutputError
 from adaptive.studies.plots import check_plot, plot_comparison, plot_simulation
 from adaptive.studies.simulate.simulation import Simulation, simulate
-from adaptive.studies.step_model import Machine
 
 
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: by_table(ToyData()))
     cases = [(name, toy_config(policy=name)) for name in ("lru", "hybrid")]
-    machine = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
-    return simulate(cases, ["60%", "80%", "100%"], machine, embedding_dim=4)
+    return simulate(cases, ["60%", "80%", "100%"], embedding_dim=4)
 
 
 def texts(path: Path) -> str:

@@ -13,7 +13,6 @@ from adaptive.storage.run_directory import SCHEMA
 from adaptive.studies.compare import Comparison
 from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
-from adaptive.studies.profile import DataProfile, Reuse, SuggestedSize
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
     EvalRecord,
@@ -139,22 +138,3 @@ def browse(url: str, folder: Path, *, size: str = "1400,1000", options: Sequence
     done = subprocess.run(command, capture_output=True, timeout=120, check=True)
     log = done.stderr.decode(errors="replace").splitlines()
     return done.stdout.decode(errors="replace"), "\n".join(line for line in log if "CONSOLE" in line)
-
-
-def data_profile(**fields: Any) -> DataProfile:
-    """A profile of data with these fields, and next to nothing in the others."""
-    reuse, suggested = Reuse(1, 1, {}, {}), SuggestedSize(1, 4, 1, 1, 0)
-    nothing: dict[str, Any] = {
-        **{"samples": 1, "lookups": 20, "rows": 10, "row_bytes": 4, "table_bytes": 40, "was_stopped": False},
-        **{
-            "tables": [],
-            "collisions": [],
-            "curves": [],
-            "sample_share": 0.05,
-            "sampled_samples": 1,
-            "hot": [],
-            "thresholds": [],
-        },
-        **{"reuse": reuse, "suggested": suggested, "seconds": {}, "lookups_per_s": None},
-    }
-    return DataProfile(**nothing | fields)

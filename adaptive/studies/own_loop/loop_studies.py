@@ -23,14 +23,12 @@ from adaptive.studies.compare.comparison_runs import Outcome
 from adaptive.studies.compare.verdicts import judge
 from adaptive.studies.simulate.simulation import simulate_group
 from adaptive.studies.simulate.simulation_report import simulation_document
-from adaptive.studies.step_model import Machine
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc
 from adaptive.training.telemetry.record import RunTotals, table_counts
 from adaptive.training.telemetry.report import run_summary
 
 Trained = tuple[TieredEmbeddingBag, ArrayLike, ArrayLike]
 Batches = Sequence[Batch] | Callable[[], Iterable[Batch]]
-EXAMPLE = Machine(link=50e9, device=4000e9, host=100e9, dense_ms=0.0)
 
 
 def compare_policies(
@@ -143,9 +141,8 @@ def simulate_policies(
     *,
     depth: int = 4,
     optimizer: str = "adagrad",
-    machine: Machine = EXAMPLE,
 ) -> dict[str, Any]:
-    """Predict hit rates, traffic, Belady's bound and modeled step times, without row values.
+    """Predict hit rates, traffic and Belady's bound, without row values.
 
     Args:
         batches: read several times in the same order: a list, or a function that returns them from the start.
@@ -154,7 +151,6 @@ def simulate_policies(
         device_rows: as in `TierConfig.device_rows`.
         depth: batches of look-ahead.
         optimizer: `sgd`, `adagrad`, `rowwise_adagrad`, `adam` or `ftrl`; determines the size of a row with its state.
-        machine: bandwidths in bytes per second; the default is that of the command line.
 
     Returns:
         The object that `adaptive-train simulate --json` prints; `table` is its text.
@@ -174,7 +170,7 @@ def simulate_policies(
         skip = None if rule is None else SkipConfig(rule=rule)
         options = TrainConfig(policy=policy, policy_options=parameters, skip=skip, depth=depth, optimizer=rows)
         cases.append((label, options))
-    simulation = simulate_group(cases, list(device_rows), machine, (dataset, groups[0]))
+    simulation = simulate_group(cases, list(device_rows), (dataset, groups[0]))
     return {**asdict(simulation), "table": simulation_document(simulation).to_text()}
 
 

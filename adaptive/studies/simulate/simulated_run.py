@@ -31,7 +31,6 @@ from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.kernels.planning import belady
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, RowStats, SkipRule, arranges
-from adaptive.studies.step_model import vectors_of_tables
 from adaptive.system import StopRequest
 from adaptive.training.components import total_steps
 
@@ -69,10 +68,8 @@ class SimulatedRun:
 
     Attributes:
         tally: (T, counters) sums over the planned batches.
-        num_vectors: vectors that the model gets.
         popular: samples all of whose rows were on the device when their batch was planned.
         seconds: total time, including calibration and counts that only a simulation makes.
-        plan_seconds: time of planning each batch.
         error: the reason why the run stopped: its device tier is too small, or its policy failed.
         skips_unknown: training would skip or defer updates by movement.
         skips_at_most: training defers no more than is counted here.
@@ -100,9 +97,8 @@ class SimulatedRun:
         self.view = RowView([self.planner])
         self._notifier = AccessNotifier([self.planner], self.policy_caller)
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
-        self.batches = self.samples = self.num_vectors = self.popular = self.host_vectors = 0
+        self.batches = self.samples = self.popular = 0
         self.seconds = 0.0
-        self.plan_seconds: list[float] = []
         self.error: DeviceMemoryError | PolicyError | None = None
         self._reduces_lookahead = tier.when_full == "reduce_lookahead"
         self._ahead: deque[tuple[Batch, Distinct]] = deque()
@@ -167,14 +163,10 @@ class SimulatedRun:
         if self.error is not None:
             return
         with self.timed():
-            started = time.perf_counter()
             self._ask()
             arrival = self._prepare(distinct, [later for _, later in self._ahead])
-            prepared = time.perf_counter()
             self._count_popular(batch, arrival)
-            counted = time.perf_counter()
             self._commit(batch, arrival)
-            self.plan_seconds.append(time.perf_counter() - counted + prepared - started)
 
     def _ask(self) -> None:
         """Ask the skip rule when it is due, as the pipeline does before it plans a batch."""
@@ -201,12 +193,10 @@ class SimulatedRun:
     def _commit(self, batch: Batch, arrival: Arrival) -> None:
         """Commit the batch to the planner's records and add its counts."""
         bags = None if self.staged else lay_out_bags(self.setup.group, batch)
-        tally, host_vectors = self.planner.commit_books(arrival, bags)
+        tally, _ = self.planner.commit_books(arrival, bags)
         self.tally += tally
-        self.host_vectors += int(host_vectors.sum())
         self.batches += 1
         self.samples += batch.num_samples
-        self.num_vectors += vectors_of_tables(self.setup.group.tables, batch.num_samples, tally[:, Counter.LOOKUPS])
 
 
 CHUNK: Final = 32  # batches that a run plans before the next run does, so that its records stay in the CPU cache
@@ -229,7 +219,6 @@ class SharedTrace:
         runs: policy and device size as the user wrote them, and the run.
         total: requested batches; None if unknown.
         seconds: time of finding distinct rows and recording the trace.
-        find_seconds, read_seconds: time of each batch for finding its distinct rows, and for reading it.
         is_done: all batches are planned.
     """
 
@@ -240,8 +229,6 @@ class SharedTrace:
     lookups: int = 0
     batches: int = 0
     seconds: float = 0.0
-    find_seconds: list[float] = field(default_factory=list)
-    read_seconds: list[float] = field(default_factory=list)
     is_done: bool = False
 
     def __post_init__(self) -> None:
@@ -259,9 +246,7 @@ class SharedTrace:
             left = None if config.steps is None else config.steps - self.batches
             if left == 0 or self.is_over or not self.is_done:
                 break
-            self._read_epoch(
-                self._timed(islice(dataset.train(config.batch_size, epoch=epoch), left)), on_progress, stop
-            )
+            self._read_epoch(islice(dataset.train(config.batch_size, epoch=epoch), left), on_progress, stop)
             for _, _, run in self.runs:
                 run.end_epoch()
         if not self.batches and not self.is_over:
@@ -305,25 +290,9 @@ class SharedTrace:
             self._plan(chunk)
             on_progress(self.batches, self.total)
 
-    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches and record the time of reading each."""
-        while True:
-            started = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                return
-            self.read_seconds.append(time.perf_counter() - started)
-            yield batch
-
-    def _find(self, batch: Batch) -> Distinct:
-        started = time.perf_counter()
-        distinct = self._finder.find(check_batch(batch, [self.setup.group]))
-        self.find_seconds.append(time.perf_counter() - started)
-        return distinct
-
     def _plan(self, chunk: Sequence[Batch]) -> None:
         started = time.perf_counter()
-        rows = [self._find(batch) for batch in chunk]
+        rows = [self._finder.find(check_batch(batch, [self.setup.group])) for batch in chunk]
         for distinct in rows:
             self.trace.add(distinct.rows)
             self.lookups += len(distinct.inverse)

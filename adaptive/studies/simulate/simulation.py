@@ -5,9 +5,7 @@ separate stream. In memory at a time are a chunk of batches, the records and slo
 Belady's bound.
 """
 
-import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -25,26 +23,12 @@ from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulate.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
-from adaptive.studies.step_model import Machine, StepTimes, Traffic, expected_ms, step_ms
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.components import dense_flops, first_batches, open_data, prepare, study_tables
+from adaptive.training.components import first_batches, open_data, prepare, study_tables
 
 SCHEMA: Final = 1
 READ_AHEAD: Final = 2  # of the samples in `steps`: policies that leave inputs out read more than they train
-AS_FAST: Final = 1.01  # a step counts as fast up to this multiple of one with all rows on the device
-MachineOf = Callable[[float, int], Machine]
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and its settings
-
-
-@dataclass(frozen=True)
-class SimulatedMachine:
-    """The machine of the modeled times; `measured` is a date, "yes" or None."""
-
-    link_bytes_per_s: float | None  # None if nothing crosses a link
-    device_bytes_per_s: float
-    host_bytes_per_s: float
-    dense_ms: float
-    measured: str | None
 
 
 @dataclass(frozen=True)
@@ -64,16 +48,8 @@ class FailedRun(SizedPolicy):
 
 
 @dataclass(frozen=True)
-class SizeAdvice(SizedPolicy):
-    """The smallest device tier that is about as fast as all rows on the device."""
-
-    device_rows: int
-    device_share: float
-
-
-@dataclass(frozen=True)
 class PolicyForecast(SizedPolicy):
-    """One policy with one device size; totals over all batches, times per batch.
+    """One policy with one device size; totals over all batches.
 
     Attributes:
         belady_row_hit_rate: upper bound for any policy.
@@ -81,7 +57,6 @@ class PolicyForecast(SizedPolicy):
         skipped_update_share, deferred_update_share: shares of the row updates; None if ids do not show them.
         skips_unknown, skips_at_most: see `SimulatedRun`.
         policy_numbers: numbers that the policy reports.
-        plan_ms, read_ms: measured here. step_ms, expected_ms: modeled.
     """
 
     device_rows: int
@@ -101,10 +76,6 @@ class PolicyForecast(SizedPolicy):
     skips_at_most: bool
     policy_numbers: Mapping[str, float]
     lookups_per_s: float
-    plan_ms: float
-    read_ms: float
-    step_ms: StepTimes
-    expected_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -113,7 +84,6 @@ class Simulation:
 
     Attributes:
         least_device_rows: enough for all batches under policies that prefetch misses; None if unknown.
-        recommended: None if no size is about as fast as all rows on the device.
         total_batches: requested batches; None if the data do not tell their number.
         missing: policies and sizes that were not simulated because of a stop.
     """
@@ -127,9 +97,7 @@ class Simulation:
     table_bytes: int
     depth: int
     lookups_per_s: float | None
-    machine: SimulatedMachine
     least_device_rows: int | None
-    recommended: SizeAdvice | None
     was_stopped: bool
     total_batches: int | None
     missing: Sequence[SizedPolicy]
@@ -140,19 +108,16 @@ class Simulation:
 def simulate(
     cases: Sequence[Case],
     sizes: Sequence[str],
-    machine: Machine | MachineOf,
     *,
     embedding_dim: int = 16,
     on_progress: OnProgress = lambda batches, total: None,
     stop: StopRequest | None = None,
 ) -> Simulation:
-    """Predict hit rates, traffic and step times of every policy at every device size.
+    """Predict hit rates and traffic of every policy at every device size.
 
     Args:
         cases: settings that differ only in the policy.
         sizes: device rows, as in `tier.device_rows`; a policy with a fixed size gets that one.
-        machine: for the modeled times, or a function that returns it for the operations of the dense part per sample
-            and the batch size.
         embedding_dim: width of a row.
         on_progress: called with planned batches and, if known, their total.
         stop: set by signals. The batches read by then are planned; a policy that arranges its inputs, and so has a
@@ -166,14 +131,12 @@ def simulate(
     most = None if config.steps is None else READ_AHEAD * config.steps * config.batch_size
     dataset = number_keys(open_data(config), most)
     (group,) = make_groups(study_tables(config, dataset, embedding_dim), config.seed)
-    described = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
-    return simulate_group(cases, sizes, described, (dataset, group), on_progress=on_progress, stop=stop)
+    return simulate_group(cases, sizes, (dataset, group), on_progress=on_progress, stop=stop)
 
 
 def simulate_group(
     cases: Sequence[Case],
     sizes: Sequence[str],
-    machine: Machine,
     data: tuple[Dataset, Group],
     *,
     on_progress: OnProgress = lambda batches, total: None,
@@ -197,7 +160,7 @@ def simulate_group(
     # A later stream that was cut short has counted other batches than the first
     done = [streams[0], *(stream for stream in streams[1:] if stream.is_done)]
     _refuse_failure(done)
-    return _result(setup, done, machine, missing=[stream for stream in streams[1:] if not stream.is_done])
+    return _result(setup, done, missing=[stream for stream in streams[1:] if not stream.is_done])
 
 
 def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
@@ -245,15 +208,12 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
     ) from largest.error
 
 
-def _result(
-    setup: Setup, streams: Sequence[SharedTrace], machine: Machine, *, missing: Sequence[SharedTrace]
-) -> Simulation:
+def _result(setup: Setup, streams: Sequence[SharedTrace], *, missing: Sequence[SharedTrace]) -> Simulation:
     """Collect the results; the first stream may be incomplete."""
     entries = [(stream, *entry) for stream in streams for entry in stream.runs]
     planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for _, _, _, run in entries)
     seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for _, _, _, run in entries)
-    size, measured, first = row_bytes(setup.group, setup.optimizer), machine.measured, streams[0]
-    runs = [_forecast(setup, *entry, machine) for entry in entries if entry[3].error is None]
+    size, first = row_bytes(setup.group, setup.optimizer), streams[0]
     return Simulation(
         schema=SCHEMA,
         lookups=first.lookups,
@@ -264,19 +224,11 @@ def _result(
         table_bytes=size * setup.group.num_rows,
         depth=setup.depth,
         lookups_per_s=planned / seconds if seconds else None,
-        machine=SimulatedMachine(
-            link_bytes_per_s=machine.link if math.isfinite(machine.link) else None,
-            device_bytes_per_s=machine.device,
-            host_bytes_per_s=machine.host,
-            dense_ms=machine.dense_ms,
-            measured=None if measured is None else measured.when or "yes",
-        ),
         least_device_rows=least_device_rows(streams),
-        recommended=recommended(runs),
         was_stopped=bool(missing) or not first.is_done,
         total_batches=first.batches if first.is_done else first.total,
         missing=[SizedPolicy(label, size) for stream in missing for label, size, _ in stream.runs],
-        runs=runs,
+        runs=[_forecast(setup, *entry) for entry in entries if entry[3].error is None],
         failed=[
             FailedRun(label, size, run.num_slots, _without_policy(run))
             for _, label, size, run in entries
@@ -285,35 +237,9 @@ def _result(
     )
 
 
-def recommended(runs: Sequence[PolicyForecast]) -> SizeAdvice | None:
-    """Return the smallest size that is about as fast as all rows on the device."""
-    as_fast = [run for run in runs if run.step_ms.look_ahead <= AS_FAST * run.step_ms.device_only]
-    if not as_fast:
-        return None
-    best = min(as_fast, key=lambda run: (run.device_rows, -(run.hit_rate or 0.0)))
-    return SizeAdvice(best.policy, best.size, best.device_rows, best.device_share)
-
-
-def _forecast(
-    setup: Setup, stream: SharedTrace, label: str, size: str, run: SimulatedRun, machine: Machine
-) -> PolicyForecast:
+def _forecast(setup: Setup, stream: SharedTrace, label: str, size: str, run: SimulatedRun) -> PolicyForecast:
     total = dict(zip(Counter, run.tally.sum(0).tolist(), strict=True))
     lookups, rows = total[Counter.LOOKUPS], total[Counter.UNIQUE_ROWS]
-    plan_ms = 1e3 * (statistics.median(run.plan_seconds) + statistics.median(stream.find_seconds))
-    read_ms = 1e3 * statistics.median(stream.read_seconds)
-    row_size = row_bytes(setup.group, setup.optimizer)
-    traffic = Traffic(
-        lookups=lookups / run.batches,
-        lookup_hits=total[Counter.LOOKUP_HITS] / run.batches,
-        rows=rows / run.batches,
-        row_hits=total[Counter.ROW_HITS] / run.batches,
-        vectors=run.num_vectors / run.batches,
-        host_vectors=run.host_vectors / run.batches,
-        fetched=total[Counter.FETCHED] / run.batches,
-        written_back=total[Counter.WRITTEN_BACK] / run.batches,
-        value_bytes=setup.group.vector_bytes,
-        row_bytes=row_size,
-    )
 
     def share(count: int) -> float | None:
         """Share of the row updates; None if ids do not show it."""
@@ -324,7 +250,7 @@ def _forecast(
         size,
         device_rows=run.num_slots,
         device_share=run.num_slots / setup.group.num_rows,
-        device_bytes=run.num_slots * row_size,
+        device_bytes=run.num_slots * row_bytes(setup.group, setup.optimizer),
         hit_rate=total[Counter.LOOKUP_HITS] / lookups if lookups else None,
         row_hit_rate=total[Counter.ROW_HITS] / rows if rows else None,
         belady_row_hit_rate=stream.trace.best_hit_rate(run.num_slots, bypass=not run.staged),
@@ -339,12 +265,6 @@ def _forecast(
         skips_at_most=run.skips_at_most,
         policy_numbers=PolicyCaller(run.policy).reported(),
         lookups_per_s=lookups / (run.seconds + stream.seconds),
-        plan_ms=plan_ms,
-        read_ms=read_ms,
-        step_ms=step_ms(traffic, machine, staged=run.staged, plan_ms=plan_ms),
-        expected_ms=expected_ms(
-            traffic, machine, staged=run.staged, plan_ms=plan_ms, read_ms=read_ms, depth=setup.depth
-        ),
     )
 
 

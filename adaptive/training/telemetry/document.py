@@ -1,4 +1,4 @@
-"""Documents of studies: the same blocks as text for a terminal, Markdown or CSV files."""
+"""Documents of studies: the same blocks as text for a terminal or Markdown."""
 
 import csv
 import io
@@ -39,17 +39,11 @@ class Table:
 
     Attributes:
         rows: each with the same number of cells.
-        caption: a line above the table.
-        numbers: align cells after the first column to the right.
         keys: number of leading columns that identify a row; text repeats them if a table is split at `WIDTH`.
-        name: name of its CSV file without the extension.
     """
 
     rows: Rows
-    caption: str = ""
-    numbers: bool = True
     keys: int = 1
-    name: str = ""
 
 
 DocumentBlock = Heading | Note | Items | Table
@@ -69,10 +63,6 @@ class Document:
         """Return Markdown that ends with a newline."""
         return "\n\n".join(filter(None, map(_markdown, self.blocks))) + "\n"
 
-    def to_csv(self) -> dict[str, str]:
-        """Return name -> content of a CSV file for each table with a name."""
-        return {table.name: csv_text(table.rows) for table in self.blocks if isinstance(table, Table) and table.name}
-
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     """Return rows as CSV; None is an empty cell."""
@@ -90,8 +80,7 @@ def _text(block: DocumentBlock) -> str:
         case Items():
             return "\n".join(block.lines)
         case Table():
-            parts = ["\n".join(aligned(part, numbers=block.numbers)) for part in _column_blocks(block)]
-            return "\n".join(filter(None, [block.caption, "\n\n".join(parts)]))
+            return "\n\n".join("\n".join(aligned(part)) for part in _column_blocks(block))
 
 
 def _markdown(block: DocumentBlock) -> str:
@@ -103,7 +92,7 @@ def _markdown(block: DocumentBlock) -> str:
         case Items():
             return "\n".join(f"- {line}" for line in block.lines)
         case Table():
-            return "\n\n".join(filter(None, [block.caption, markdown_table(block.rows)]))
+            return markdown_table(block.rows)
 
 
 def _column_blocks(table: Table) -> list[list[list[str]]]:
@@ -121,12 +110,12 @@ def _column_blocks(table: Table) -> list[list[list[str]]]:
     return [[[*row[: table.keys], *(row[column] for column in block)] for row in table.rows] for block in blocks]
 
 
-def aligned(rows: Rows, *, numbers: bool = True) -> list[str]:
+def aligned(rows: Rows) -> list[str]:
     """Return lines with aligned columns: the first to the left, numbers to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if column and numbers else cell.ljust(width)
+            cell.rjust(width) if column else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

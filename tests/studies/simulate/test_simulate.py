@@ -1,4 +1,4 @@
-"""A simulation counts what training counts, with Belady's bound and modeled times."""
+"""A simulation counts what training counts, with Belady's bound."""
 
 import itertools
 import json
@@ -28,13 +28,11 @@ from adaptive.kernels.planning import belady
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, RowStats, SkipRule
-from adaptive.studies.simulate.simulation import PolicyForecast, recommended, simulate
+from adaptive.studies.simulate.simulation import PolicyForecast, simulate
 from adaptive.studies.simulate.simulation_report import simulation_document
-from adaptive.studies.step_model import Machine, StepTimes
 from adaptive.training.components import build_tables, prepare
 
 WIDTH, DEPTH, BATCH = 4, 2, 32
-MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
 
 
 class Ragged(ToyData):
@@ -91,7 +89,7 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
         policy=spec(cls), policy_options=options, depth=depth, tier=tier, epochs=2, batch_size=16, skip=None
     )
     counts, slots = trained_counts(dataset, config, size)
-    (run,) = simulate([("p", config)], [size], MACHINE, embedding_dim=WIDTH).runs
+    (run,) = simulate([("p", config)], [size], embedding_dim=WIDTH).runs
     assert run.device_rows == slots
     assert counts[Counter.LOOKUPS] > 0
     result = {
@@ -104,7 +102,6 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
     }
     assert {name: getattr(run, name) for name in result} == result
     assert run.belady_row_hit_rate is None or run.belady_row_hit_rate >= run.row_hit_rate
-    assert run.plan_ms > 0
 
 
 class RareVisits(SkipRule):
@@ -144,7 +141,7 @@ def test_deferral_by_visits_is_that_of_training(
     }
     config, plain = toy_config(**settings_given, skip=skip), toy_config(**settings_given, skip=None)
     counts, _ = trained_counts(dataset, config, size)
-    run, same = simulate([("p", config), ("q", plain)], [size], MACHINE, embedding_dim=WIDTH).runs
+    run, same = simulate([("p", config), ("q", plain)], [size], embedding_dim=WIDTH).runs
     result = {
         "written_back_rows": counts[Counter.WRITTEN_BACK],
         "fetched_rows": counts[Counter.FETCHED],
@@ -168,7 +165,7 @@ def test_shares_that_depend_on_movement_are_unknown(dataset: Dataset) -> None:
         "off": {"policy": "slipstream", "skip": {"rule": "off"}},
     }
     cases = [(name, toy_config(**options)) for name, options in names.items()]
-    result = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)
+    result = simulate(cases, ["80%"], embedding_dim=WIDTH)
     shares = {run.policy: (run.deferred_update_share, run.skips_unknown) for run in result.runs}
     assert shares == {
         **{"lfu+skip=updates": (None, True), "lru+skip=defer+by=movement": (None, True)},
@@ -189,27 +186,24 @@ def test_shares_that_movement_can_only_lower_are_bounds(dataset: Dataset) -> Non
         (name, toy_config(policy="lru", skip={"rule": f"defer+by={name}+every=3+warmup=6", "min_accesses": 3}))
         for name in ("least", "visits")
     ]
-    least, visits = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH).runs
+    least, visits = simulate(cases, ["80%"], embedding_dim=WIDTH).runs
     assert (least.skips_at_most, visits.skips_at_most) == (True, False)
     assert least.deferred_update_share == visits.deferred_update_share > 0.02
-    text = simulation_document(simulate(cases[:1], ["80%"], MACHINE, embedding_dim=WIDTH)).to_text()
+    text = simulation_document(simulate(cases[:1], ["80%"], embedding_dim=WIDTH)).to_text()
     assert f"<= {100 * (least.deferred_update_share or 0):.1f}%" in text and "unknown" not in text
 
 
 def timeless(run: PolicyForecast) -> PolicyForecast:
     """Return the numbers that depend on no measured time."""
-    return replace(run, lookups_per_s=0, plan_ms=0, read_ms=0, step_ms=StepTimes(0, 0, 0, 0, 0))
+    return replace(run, lookups_per_s=0)
 
 
 def test_policies_and_sizes_together_equal_each_alone(dataset: Dataset) -> None:
     labels = ["lru", "lfu", "scratchpipe", "hybrid", "contract:Regrouping"]
     cases = [(label, toy_config(policy=label, depth=1)) for label in labels]
-    runs = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH).runs
+    runs = simulate(cases, ["60%", "90%"], embedding_dim=WIDTH).runs
     alone = [
-        run
-        for case in cases
-        for size in ["60%", "90%"]
-        for run in simulate([case], [size], MACHINE, embedding_dim=WIDTH).runs
+        run for case in cases for size in ["60%", "90%"] for run in simulate([case], [size], embedding_dim=WIDTH).runs
     ]
     for run in runs:
         assert timeless(run) in [timeless(other) for other in alone]
@@ -218,7 +212,7 @@ def test_policies_and_sizes_together_equal_each_alone(dataset: Dataset) -> None:
 
 def test_totals_and_steps(dataset: Dataset) -> None:
     config = toy_config(policy="lru", steps=3)
-    result = simulate([("lru", config)], ["100%"], MACHINE, embedding_dim=WIDTH)
+    result = simulate([("lru", config)], ["100%"], embedding_dim=WIDTH)
     batches = list(itertools.islice(dataset.train(BATCH), 3))
     assert result.batches == 3
     assert result.lookups == sum(len(batch.ids) for batch in batches)
@@ -226,13 +220,13 @@ def test_totals_and_steps(dataset: Dataset) -> None:
     assert result.lookups_per_s > 0
     json.dumps(asdict(result), allow_nan=False)
     half = toy_config(policy="lru", steps=3, model_options={"row_dtype": "bfloat16"})
-    assert simulate([("lru", half)], ["100%"], MACHINE, embedding_dim=WIDTH).row_bytes == 2 * WIDTH + 4
+    assert simulate([("lru", half)], ["100%"], embedding_dim=WIDTH).row_bytes == 2 * WIDTH + 4
 
 
 def test_popular_inputs_have_rows_seen_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyData(num_train=64)
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: toy)
-    (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], MACHINE, embedding_dim=WIDTH).runs
+    (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], embedding_dim=WIDTH).runs
     first, second = (batch.ids.reshape(3, -1) for batch in toy.train(BATCH))
     seen = [all(second[f, b] in first[f] for f in range(3)) for b in range(BATCH)]
     assert run.popular_input_share == sum(seen) / 64 > 0
@@ -243,22 +237,22 @@ def test_popular_inputs_have_rows_seen_earlier(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_size_that_does_not_fit_leaves_the_others(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
-    result = simulate([("lru", config)], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
+    result = simulate([("lru", config)], ["5", "100%"], embedding_dim=WIDTH)
     (small,), (whole,) = result.failed, result.runs
     assert "device rows of width 4 for the" in small.error and small.size == "5"
     assert whole.hit_rate is not None and whole.hit_rate > 0.5
     assert "lru with 5 device rows: batch 0:" in simulation_document(result).to_text()
-    both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
+    both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], embedding_dim=WIDTH)
     assert "a with 5, b with 5 device rows: batch 0:" in simulation_document(both_small).to_text()
 
 
 def test_no_size_that_fits_is_an_error(dataset: Dataset) -> None:
     with pytest.raises(DeviceMemoryError, match="batch 0"):
-        simulate([("lru", toy_config(policy="lru"))], ["5", "6"], MACHINE, embedding_dim=WIDTH)
+        simulate([("lru", toy_config(policy="lru"))], ["5", "6"], embedding_dim=WIDTH)
     with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs finished.* lru with 6: batch \d.* got 6"):
-        simulate([("lru", toy_config(policy="lru"))], ["6", "5"], MACHINE, embedding_dim=WIDTH)
+        simulate([("lru", toy_config(policy="lru"))], ["6", "5"], embedding_dim=WIDTH)
     with pytest.raises(DeviceMemoryError, match=r"^batch 0: .* got 5 "):
-        simulate([("lru", toy_config(policy="lru"))], ["5"], MACHINE, embedding_dim=WIDTH)
+        simulate([("lru", toy_config(policy="lru"))], ["5"], embedding_dim=WIDTH)
 
 
 @pytest.mark.nightly
@@ -271,7 +265,7 @@ def test_a_failing_policy_ends_only_its_own_run(dataset: Dataset, tmp_path: Path
     )
     names = ("Scores", "Arranges")
     cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0)) for name in names]
-    result = simulate([*cases, ("lru", toy_config(policy="lru", depth=0))], ["50%"], MACHINE, embedding_dim=WIDTH)
+    result = simulate([*cases, ("lru", toy_config(policy="lru", depth=0))], ["50%"], embedding_dim=WIDTH)
     errors = {run.policy: run.error for run in result.failed}
     assert "Scores.score at batch" in errors["Scores"] and "no idea" in errors["Scores"]
     assert "Arranges.arrange raised ZeroDivisionError" in errors["Arranges"]
@@ -289,13 +283,13 @@ def test_a_failing_policy_ends_only_its_own_run(dataset: Dataset, tmp_path: Path
 )
 def test_invalid_sizes_are_named(dataset: Dataset, sizes: list[str], message: str | None) -> None:
     with pytest.raises(ConfigError if message else DeviceMemoryError, match=message):
-        simulate([("lru", toy_config(policy="lru"))], sizes, MACHINE, embedding_dim=WIDTH)
+        simulate([("lru", toy_config(policy="lru"))], sizes, embedding_dim=WIDTH)
 
 
 def test_empty_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: ToyData(num_train=0))
     with pytest.raises(InputError, match="expected training samples, got none"):
-        simulate([("lru", toy_config(policy="lru"))], ["50%"], MACHINE)
+        simulate([("lru", toy_config(policy="lru"))], ["50%"])
 
 
 # --- Belady --------------------------------------------------------------------------------------------------------
@@ -367,24 +361,17 @@ def test_rows_in_flight_equal_the_twin(batches: list[list[int]], depth: int) -> 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_the_smallest_size_works_and_one_row_less_fails(dataset: Dataset, depth: int) -> None:
     cases = [("lru", toy_config(policy="lru", depth=depth))]
-    least = simulate(cases, ["100%"], MACHINE, embedding_dim=WIDTH).least_device_rows
-    assert simulate(cases, [str(least)], MACHINE, embedding_dim=WIDTH).runs
+    least = simulate(cases, ["100%"], embedding_dim=WIDTH).least_device_rows
+    assert simulate(cases, [str(least)], embedding_dim=WIDTH).runs
     with pytest.raises(DeviceMemoryError, match=rf"; {least} device rows are enough for all batches$"):
-        simulate(cases, [str(least - 1)], MACHINE, embedding_dim=WIDTH)
+        simulate(cases, [str(least - 1)], embedding_dim=WIDTH)
 
 
 def test_errors_advise_a_size(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
-    result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
+    result = simulate([("lru", config)], ["60%", "100%"], embedding_dim=WIDTH)
     assert "least device rows for policies that prefetch misses:" in simulation_document(result).to_text()
-    fast, slow = (StepTimes(look_ahead, 0, 0, device_only=1.0, xdl=0) for look_ahead in (1.0, 1.02))
-    small, whole = (replace(run, step_ms=fast) for run in result.runs)
-    for runs, size in (((small, whole), "60%"), ((replace(small, step_ms=slow), whole), "100%")):
-        assert (best := recommended(runs)) is not None and best.size == size
-    assert recommended([replace(small, step_ms=slow)]) is None
-    without = simulation_document(replace(result, recommended=None)).to_text()
-    assert "none; a step waits for the link or for planning" in without
-    hybrid = simulate([("hybrid", toy_config(policy="hybrid"))], ["60%"], MACHINE, embedding_dim=WIDTH)
+    hybrid = simulate([("hybrid", toy_config(policy="hybrid"))], ["60%"], embedding_dim=WIDTH)
     assert hybrid.least_device_rows is None and "least device rows" not in simulation_document(hybrid).to_text()
 
 

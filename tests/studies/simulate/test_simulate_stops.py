@@ -8,26 +8,23 @@ from typing import Any
 import pytest
 from support.toy import ToyData, toy_config
 
-import adaptive.studies.simulate.rank_traffic
 import adaptive.studies.simulate.simulation
+import adaptive.studies.simulate.skew
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import by_table
 from adaptive.errors import DeviceMemoryError
-from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
 from adaptive.studies.simulate.simulation import Simulation, SizedPolicy, simulate
-from adaptive.studies.simulate.simulation_report import rank_traffic_document, simulation_document
-from adaptive.studies.step_model import Machine
+from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.studies.simulate.skew import count_skew, skew_document
 from adaptive.system import StopRequest
 
-MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
-MEASURED = ("lookups_per_s", "plan_ms", "read_ms", "step_ms")
 BATCHES = 80  # an epoch's: two chunks and a half
 
 
 @pytest.fixture(autouse=True)
 def _data(monkeypatch: pytest.MonkeyPatch) -> None:
     data = by_table(ToyData(num_train=8 * BATCHES))
-    for module in (adaptive.studies.simulate.simulation, adaptive.studies.simulate.rank_traffic):
+    for module in (adaptive.studies.simulate.simulation, adaptive.studies.simulate.skew):
         monkeypatch.setattr(module, "open_data", lambda config: data)
 
 
@@ -49,17 +46,15 @@ def interrupted_at(number: int) -> Callable[[int, int | None], None]:
 
 def counted(result: Simulation) -> list[dict[str, Any]]:
     """Return the runs without numbers that depend on measured times."""
-    return [{key: value for key, value in vars(run).items() if key not in MEASURED} for run in result.runs]
+    return [{key: value for key, value in vars(run).items() if key != "lookups_per_s"} for run in result.runs]
 
 
 @pytest.mark.parametrize(("number", "batches"), [(1, 32), (2, 64), (4, 112)])
 def test_a_stop_reports_only_batches_read_so_far(number: int, batches: int) -> None:
     sizes, labels, stop = ["60%", "90%"], ["lru", "lfu", "scratchpipe", "hybrid"], StopRequest()
-    result = simulate(
-        cases(*labels, epochs=2), sizes, MACHINE, embedding_dim=4, on_progress=interrupted_at(number), stop=stop
-    )
+    result = simulate(cases(*labels, epochs=2), sizes, embedding_dim=4, on_progress=interrupted_at(number), stop=stop)
     assert stop.signal == signal.SIGINT
-    short = simulate(cases(*labels, epochs=2, steps=batches), sizes, MACHINE, embedding_dim=4)
+    short = simulate(cases(*labels, epochs=2, steps=batches), sizes, embedding_dim=4)
     assert counted(result) == counted(short) and len(result.runs) == 7
     for name in ("batches", "lookups", "distinct_rows", "least_device_rows"):
         assert getattr(result, name) == getattr(short, name)
@@ -73,9 +68,7 @@ def test_a_stop_reports_only_batches_read_so_far(number: int, batches: int) -> N
 def test_policies_that_regroup_are_complete_or_missing(number: int) -> None:
     """Three lines of progress are of the stream that `lru` and `lfu` share; the next is of Regrouping at 60%."""
     labels, stop = ["contract:Regrouping", "lru", "lfu"], StopRequest()
-    result = simulate(
-        cases(*labels), ["60%", "90%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(number), stop=stop
-    )
+    result = simulate(cases(*labels), ["60%", "90%"], embedding_dim=4, on_progress=interrupted_at(number), stop=stop)
     assert [(run.policy, run.size) for run in result.runs] == [
         (policy, size) for policy in ("lru", "lfu") for size in ("60%", "90%")
     ]
@@ -92,7 +85,7 @@ def test_policies_that_regroup_are_complete_or_missing(number: int) -> None:
 def test_a_lone_regrouping_policy_stops() -> None:
     stop = StopRequest()
     result = simulate(
-        cases("contract:Regrouping"), ["60%", "90%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(5), stop=stop
+        cases("contract:Regrouping"), ["60%", "90%"], embedding_dim=4, on_progress=interrupted_at(5), stop=stop
     )
     assert [run.size for run in result.runs] == ["60%"] and result.batches == 5
     assert result.missing == [SizedPolicy("contract:Regrouping", "90%")]
@@ -100,34 +93,30 @@ def test_a_lone_regrouping_policy_stops() -> None:
 
 def test_a_stop_at_the_last_batch_changes_nothing() -> None:
     stop = StopRequest()
-    result = simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(3), stop=stop)
+    result = simulate(cases("lru"), ["60%"], embedding_dim=4, on_progress=interrupted_at(3), stop=stop)
     assert stop and (result.was_stopped, result.batches) == (False, BATCHES)
 
 
 def test_failures_before_a_stop_are_reported() -> None:
-    result = simulate(
-        cases("lru"), ["5", "100%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest()
-    )
+    result = simulate(cases("lru"), ["5", "100%"], embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
     assert [run.size for run in result.failed] == ["5"] and [run.size for run in result.runs] == ["100%"]
     with pytest.raises(DeviceMemoryError):
-        simulate(cases("lru"), ["5"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
+        simulate(cases("lru"), ["5"], embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
 
 
 def test_signal_handlers_are_restored() -> None:
     handler = signal.getsignal(signal.SIGINT)
-    simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
+    simulate(cases("lru"), ["60%"], embedding_dim=4, on_progress=interrupted_at(1), stop=StopRequest())
     assert signal.getsignal(signal.SIGINT) == handler
     with pytest.raises(KeyboardInterrupt):  # without a request nobody is in its way
-        simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, on_progress=interrupted_at(1))
+        simulate(cases("lru"), ["60%"], embedding_dim=4, on_progress=interrupted_at(1))
 
 
-def test_a_stop_counts_bytes_of_batches_read() -> None:
+def test_a_stop_counts_the_batches_read() -> None:
     settings = toy_config(batch_size=8, epochs=2)
-    result = simulate_rank_traffic(settings, [2, 3], on_progress=interrupted_at(90), stop=StopRequest())
-    short = simulate_rank_traffic(settings.model_copy(update={"steps": 90}), [2, 3])
+    result = count_skew(settings, on_progress=interrupted_at(90), stop=StopRequest())
+    short = count_skew(settings.model_copy(update={"steps": 90}))
     assert replace(result, was_stopped=False, total_batches=short.total_batches) == short
     assert (result.was_stopped, result.total_batches, result.batches) == (True, 160, 90)
-    for text in (rank_traffic_document(result).to_text(), rank_traffic_document(result).to_markdown()):
-        assert "stopped after 90 of 160 batches: means are over these. Run the same command again for all" in text
-    document = rank_traffic_document(short)
-    assert "stopped" not in document.to_text() and "stopped" not in document.to_markdown()
+    assert "stopped after 90 of 160 batches. Run the same command again for all" in skew_document(result).to_text()
+    assert "stopped" not in skew_document(short).to_markdown()
