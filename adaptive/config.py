@@ -247,15 +247,10 @@ class TableConfig(Config):
         description="with keys: a key that was not looked up for this long loses its row: batches (50000), or time by "
         'the samples\' Batch.extras["timestamp"] in seconds (90s, 30m, 12h, 14d, 2w); null: keys never expire',
     )
-    when_full: Literal["evict", "refuse", "error"] = Field(
+    when_full: Literal["evict", "error"] = Field(
         default="evict",
         description="with keys, if all rows are taken: evict the least recently used keys, at least 1 in 64 at once; "
-        "refuse new keys, which stay without a row; or stop with an error",
-    )
-    unadmitted: Literal["shared", "zero"] = Field(
-        default="shared",
-        description="with keys, what lookups of a key without a row read: a row that all of them share and train, "
-        "initially zero; or zeros",
+        "or stop with an error",
     )
 
     @model_validator(mode="after")
@@ -296,8 +291,7 @@ class KeyRules(Config):
 
     admit: int = _TABLE_FIELDS["admit"]
     expire: int | str | None = _TABLE_FIELDS["expire"]
-    when_full: Literal["evict", "refuse", "error"] = _TABLE_FIELDS["when_full"]
-    unadmitted: Literal["shared", "zero"] = _TABLE_FIELDS["unadmitted"]
+    when_full: Literal["evict", "error"] = _TABLE_FIELDS["when_full"]
 
 
 class TierConfig(Config):

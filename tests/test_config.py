@@ -164,7 +164,6 @@ def test_settings_do_not_change(model: type[Config]) -> None:
         (TableConfig, {"expire": "0d"}),
         (TableConfig, {"expire": "14 days"}),
         (TableConfig, {"when_full": "grow"}),
-        (TableConfig, {"unadmitted": "nan"}),
         (TierConfig, {"host": "mmap"}),
         (TierConfig, {"host": "mmap:"}),
         (TierConfig, {"host": "disk"}),
@@ -215,7 +214,7 @@ def test_a_table_with_keys_has_one_row_more() -> None:
 
 def test_settings_of_keys_need_keys() -> None:
     """Without the check, a forgotten `keys` would train a table of fixed rows."""
-    settings: dict[str, Any] = {"admit": 2, "expire": 9, "when_full": "error", "unadmitted": "zero"}
+    settings: dict[str, Any] = {"admit": 2, "expire": 9, "when_full": "error"}
     for name, value in settings.items():
         with pytest.raises(ValidationError, match=f'expected keys="int64" with {name}, got none'):
             TableConfig.model_validate({"name": "item", "num_embeddings": 5, "embedding_dim": 4, name: value})

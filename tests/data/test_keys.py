@@ -38,14 +38,13 @@ keys = true
 capacity = 1000
 admit = 3
 expire = "14d"
-when_full = "refuse"
+when_full = "error"
 
 [[categorical]]
 columns = ["city", "tags"]
 keys = true
 capacity = 50
 table = "word"
-unadmitted = "zero"
 
 [[categorical]]
 columns = ["site"]
@@ -159,17 +158,17 @@ def test_bags_of_keys_skip_what_is_missing(tmp_path: Path) -> None:
 def test_rules_reach_the_tables(tmp_path: Path) -> None:
     dataset = by_table(text(tmp_path))
     assert dict(dataset.key_rules) == {
-        "user": KeyRules(admit=3, expire="14d", when_full="refuse"),
-        "word": KeyRules(unadmitted="zero"),
+        "user": KeyRules(admit=3, expire="14d", when_full="error"),
+        "word": KeyRules(),
     }
     recorded = recorded_shape(data_entries(dataset), tmp_path)
     assert recorded == shape_of(dataset)
     for source in (dataset, recorded):
         user, word, site = build_tables(source, 4)
         assert (user.keys, user.num_embeddings, user.admit, user.expire, user.when_full) == (
-            "int64", 1000, 3, "14d", "refuse"
+            "int64", 1000, 3, "14d", "error"
         )  # fmt: skip
-        assert (word.keys, word.num_embeddings, word.unadmitted, word.expire) == ("int64", 50, "zero", None)
+        assert (word.keys, word.num_embeddings, word.expire) == ("int64", 50, None)
         assert (site.keys, site.num_embeddings) == (None, 8)
 
 
@@ -198,7 +197,7 @@ SCHEMA_MISTAKES = {
     "keys = true\ncapacity = 9\nexpire = -1": "expire: expected a number of batches above 0 .*, got -1",
     "keys = true\ncapacity = 9\nexpire = 0": "expire: expected a number of batches above 0 .*, got 0",
     'keys = true\ncapacity = 9\nexpire = "14 days"': "expire: expected a number of batches above 0 .*, got '14 days'",
-    'keys = true\ncapacity = 9\nwhen_full = "grow"': "when_full: Input should be 'evict', 'refuse' or 'error'",
+    'keys = true\ncapacity = 9\nwhen_full = "grow"': "when_full: Input should be 'evict' or 'error'",
     "keys = true\ncapacity = 9\nmin_count = 2": "expected min_count only with vocabulary = true, got it with keys",
 }
 
@@ -219,7 +218,7 @@ def test_expiry_by_time_needs_times(tmp_path: Path) -> None:
 
 def test_keys_of_columns_without_a_mapping(tmp_path: Path) -> None:
     """Rules of `data.keys` apply as `data.hash_rows` does, to any source of categories."""
-    schema = SCHEMA.replace("keys = true\ncapacity = 50\n", "").replace('unadmitted = "zero"\n', "")
+    schema = SCHEMA.replace("keys = true\ncapacity = 50\n", "")
     dataset = text(tmp_path, schema, keys={"capacity": 9, "expire": 40})
     assert ids_of(dataset) == ids_of(text(tmp_path))
     assert dataset.key_rules["word"] == KeyRules(expire=40)
@@ -237,9 +236,7 @@ def test_keys_of_columns_without_a_mapping(tmp_path: Path) -> None:
 )
 def test_a_mapping_of_the_schema_wins_over_data_keys(tmp_path: Path, mapping: str, rows: int) -> None:
     """Of the words, Ulm, x, z and missing ones are not rare; so 3 rows and those of unknown and missing ids."""
-    schema = SCHEMA.replace(
-        'keys = true\ncapacity = 50\ntable = "word"\nunadmitted = "zero"', mapping + '\ntable = "word"'
-    )
+    schema = SCHEMA.replace('keys = true\ncapacity = 50\ntable = "word"', mapping + '\ntable = "word"')
     options = {"keys": {"capacity": 9}, "hash_rows": 10_000}
     dataset = text(tmp_path, schema, **options)
     assert set(dataset.key_rules) == {"user"}

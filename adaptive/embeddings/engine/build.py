@@ -119,7 +119,7 @@ def outline_engine(
         )
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None
-    refuse_with_keys(tables, policy, skip)
+    refuse_with_keys(tables, policy)
     room = free_bytes(device)
     if room is not None and skip is not None:
         snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
@@ -152,22 +152,18 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     return pipeline, sizes
 
 
-def refuse_with_keys(tables: Sequence[TableConfig], policy: Policy, skip: SkipConfig | None) -> None:
-    """Refuse combinations that tables with keys do not support yet.
+def refuse_with_keys(tables: Sequence[TableConfig], policy: Policy) -> None:
+    """Refuse policies that tables with keys do not support yet.
 
     Raises:
-        ConfigError: for the first one.
+        ConfigError: for a policy that calibrates.
     """
     keyed = [table for table in tables if table.keys is not None]
-    if not keyed:
-        return
-    name, got = type(policy).__name__, ""
-    if calibrates(policy):
-        got = f"policy {name}, which chooses rows by a sample before any key has one. Choose another policy"
-    elif skip is not None and any(table.unadmitted == "zero" for table in keyed):
-        got = 'unadmitted="zero" with a skip rule. Set unadmitted="shared", or skip nothing'
-    if got:
-        raise ConfigError(f"table {keyed[0].name!r}: expected settings that support keys, got {got}.")
+    if keyed and calibrates(policy):
+        raise ConfigError(
+            f"table {keyed[0].name!r}: expected a policy that supports keys, got {type(policy).__name__}, which "
+            "chooses rows by a sample before any key has one. Choose another policy."
+        )
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:

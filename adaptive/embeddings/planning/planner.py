@@ -62,8 +62,6 @@ class Planner:
         self._row_bytes = row_bytes
         self._memory = ScratchPool()
         self._has_scored = False
-        are_zero = np.flatnonzero([table.unadmitted == "zero" for table in group.tables])
-        self._zero_rows = group.owned_rows(group.undivided.table_starts[are_zero], are_zero)  # never updated
         self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
 
     def watch(self, capacity: int, skip: SkipConfig) -> None:
@@ -148,9 +146,6 @@ class Planner:
         row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         self._count_bytes(pooling, tally)
-        if len(self._zero_rows) and (is_zero := np.isin(distinct.rows, self._zero_rows)).any():
-            assert self.skipper is None, "not supported with skipping"
-            return GroupPlan(number, pooling, row_updates.take(np.flatnonzero(~is_zero)), moves, tally)
         if self.skipper is None:
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"

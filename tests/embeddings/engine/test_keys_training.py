@@ -117,7 +117,6 @@ SETTINGS = st.fixed_dictionaries(
         "embedding_dim": st.sampled_from([3, 3, 5]),
         "admit": st.integers(1, 4),
         "expire": st.sampled_from([None, 1, 2, 5, "20s", "60s"]),
-        "when_full": st.sampled_from(["evict", "refuse"]),
         "pooling": st.sampled_from(["sum", "mean", "none"]),
     }
 )
@@ -224,25 +223,10 @@ def test_reading_inserts_no_key_and_reads_the_row_of_keys_without_one() -> None:
 
 def test_keys_without_a_row_train_the_row_that_they_share() -> None:
     batch = looking_up(7, 8)
-    for unadmitted, moves in [("shared", True), ("zero", False)]:
-        table = key_table(admit=3, unadmitted=unadmitted)
-        embeddings, _ = train([table], [batch, batch], FAST, 0)
-        assert len(embeddings.rows.table_keys("item")) == 0
-        assert embeddings.rows.table_weights("item").any() == moves
-        vectors = embeddings(embeddings.read(batch))["item"]
-        assert bool(vectors.any()) == moves
-
-
-@pytest.mark.parametrize("depth", [0, 1, 4])
-def test_zeros_are_read_and_not_trained(depth: int) -> None:
-    tables = [table.model_copy(update={"unadmitted": "zero", "admit": 2}) for table in TABLES]
-    batches = drawn_batches(tables, 5)
-    _, trained = train(tables, batches, FAST, depth, optimizer=Adam(lr=0.01))
-    for tier, policy in [(FAST, LRUOnHost), (AS_ON_A_GPU, LRU), (AS_ON_A_GPU, LRUOnHost)]:
-        _, again = train(tables, batches, tier, 0, optimizer=Adam(lr=0.01), policy=policy)
-        assert trained.rows == again.rows and trained.losses == again.losses
-    assert all(not any(rows[None][0]) for rows in trained.rows.values())
-    assert any(len(rows) > 1 for rows in trained.rows.values())
+    embeddings, _ = train([key_table(admit=3)], [batch, batch], FAST, 0)
+    assert len(embeddings.rows.table_keys("item")) == 0
+    assert embeddings.rows.table_weights("item").any()
+    assert bool(embeddings(embeddings.read(batch))["item"].any())
 
 
 class EagerSlipstream(Slipstream):
@@ -478,11 +462,8 @@ def test_a_key_that_returns_starts_where_it_started() -> None:
     assert sorted(tracker.accesses[tracker.seen_rows()]) == [1, 2]  # 5 once, 6 twice
 
 
-def test_a_full_table_may_refuse_or_stop() -> None:
+def test_a_full_table_may_stop_training() -> None:
     batches = [looking_up(1, 2, 3), looking_up(3, 4, 1)]
-    embeddings, trained = train([key_table(num_embeddings=3, when_full="refuse")], batches, FAST, 0)
-    assert embeddings.rows.table_keys("item").tolist() == [1, 2, 3]
-    assert trained.counts.tolist() == [[3, 0, 0, 1]]
     with pytest.raises(InputError, match=r"table 'item': expected at most 3 keys, got 1 more in batch 1"):
         train([key_table(num_embeddings=3, when_full="error")], batches, FAST, 1)
 
@@ -559,10 +540,9 @@ def test_combinations_that_do_not_support_keys() -> None:
     cases: list[tuple[dict[str, Any], TableConfig]] = [
         ({"policy": "fae"}, table),
         ({"policy": "static"}, table),
-        ({"skip": "defer"}, table.model_copy(update={"unadmitted": "zero"})),
     ]
     for options, each in cases:
-        with pytest.raises(ConfigError, match="table 'item': expected settings that support keys, got "):
+        with pytest.raises(ConfigError, match="table 'item': expected a policy that supports keys, got "):
             TieredEmbeddingBag([each], **({"tier": TierConfig(device="cpu")} | options))
 
 

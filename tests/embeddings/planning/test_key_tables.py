@@ -73,14 +73,11 @@ BATCHES = st.lists(st.lists(st.one_of(st.integers(0, 30), KEYS), unique=True, ma
     BATCHES,
     st.integers(1, 20),
     st.sampled_from([None, 1, 3, 40]),
-    st.sampled_from(["evict", "refuse"]),
     st.integers(0, 2**62),
 )
-def test_keys_that_come_and_go(
-    batches: list[list[int]], capacity: int, expire: int | None, when_full: str, seed: int
-) -> None:
+def test_keys_that_come_and_go(batches: list[list[int]], capacity: int, expire: int | None, seed: int) -> None:
     """The same keys as in the slow twin have rows after every batch; keys keep their row while they have one."""
-    table = Table(capacity, seed, expire=expire, when_full=when_full)
+    table = Table(capacity, seed, expire=expire)
     book = reference.KeyBook(table.table.config, table.table.sweep_every)
     before: dict[int, int] = {}
     for number, keys in enumerate(batches):
@@ -199,8 +196,8 @@ def test_a_billion_rows_cost_what_is_touched() -> None:
 
 
 def test_tables_of_a_group_have_their_own_keys() -> None:
-    """The same keys in three tables, one of which refuses all but its first one."""
-    settings = {"embedding_dim": 4, "keys": "int64", "num_embeddings": 5, "when_full": "refuse"}
+    """The same keys in three tables, one of which has room for one."""
+    settings = {"embedding_dim": 4, "keys": "int64", "num_embeddings": 5}
     rules = [{"name": "a", "admit": 2}, {"name": "b"}, {"name": "c", "num_embeddings": 1}]
     (group,) = make_groups([TableConfig.model_validate(settings | each) for each in rules], 0)
     keys, latest = GroupKeys(group), np.zeros(group.num_rows, np.int32).__getitem__

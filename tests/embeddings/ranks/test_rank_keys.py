@@ -33,7 +33,7 @@ from adaptive.training.runs.distributed import checkpoints_of, readers_of
 TABLES = (
     key_table("user", num_embeddings=60, admit=2, expire=4, features=("user", "friend")),
     key_table("item", num_embeddings=20, pooling="mean", expire="60s"),
-    key_table("city", num_embeddings=200, embedding_dim=5, unadmitted="zero", admit=2),
+    key_table("city", num_embeddings=200, embedding_dim=5, admit=2),
     TableConfig(name="day", num_embeddings=100, embedding_dim=3),
 )
 
@@ -158,8 +158,6 @@ SETTINGS = st.fixed_dictionaries(
         "num_embeddings": st.integers(10, 60),
         "admit": st.integers(1, 4),
         "expire": st.sampled_from([None, 1, 2, 5, "20s", "60s"]),
-        "when_full": st.sampled_from(["evict", "refuse"]),
-        "unadmitted": st.sampled_from(["shared", "zero"]),
         "pooling": st.sampled_from(["sum", "mean", "none"]),
         "dtype": st.sampled_from(["float32", "float32", "bfloat16"]),
     }
