@@ -36,10 +36,10 @@ class Runtime:
     view: TierView
 
     def ask_policy(self, method: str, question: Callable[[], T]) -> T:
-        """Call the policy outside of training, for its state for example, within its time limit.
+        """Call the policy outside of training, for its state for example.
 
         Raises:
-            PolicyError: if it raises or does not return in time; the message contains `method`.
+            PolicyError: if it raises; the message contains `method`.
         """
         return self.pipeline.policy_caller.ask(method, question)
 

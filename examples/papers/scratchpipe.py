@@ -10,7 +10,7 @@ on the device. So embeddings train at the speed of GPU memory, as the abstract s
 Run: python examples/papers/scratchpipe.py [--quick]        (minutes on two cores)
 """
 
-from common import Claim, adaptive_train, compare, is_quick, read_per_s, show, stream
+from common import Claim, adaptive_train, compare, is_quick, show, stream
 
 H100 = (
     "measured on an H100 on 26 November 2026: {}. Without a GPU both tiers are main memory, so there is no slow link "
@@ -44,8 +44,8 @@ def by_training(quick):
     """Return the claims on speed: with look-ahead, without it, without a cache, and with all rows on the device."""
     flags = f"--seeds 1 {stream(quick)} " + ("--steps 24 --batch-size 512" if quick else "--steps 100")
     ahead = compare(f"--policies hybrid,lru,device --device-rows 10% {flags}")
-    speeds = {name: read_per_s(policy) for name, policy in ahead.items()}
-    serial = read_per_s(compare(f"--policies lru --device-rows 10% --depth 0 {flags}")["lru"])
+    speeds = {name: policy["samples_per_s"] for name, policy in ahead.items()}
+    serial = compare(f"--policies lru --device-rows 10% --depth 0 {flags}")["lru"]["samples_per_s"]
     differences = [abs(policy["auc"] - ahead["lru"]["auc"]) for policy in ahead.values()]
     return [
         Claim(
