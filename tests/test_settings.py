@@ -56,10 +56,10 @@ def test_order_flag_set_environment_file_default(tmp_path: Path) -> None:
         environ={"ADAPTIVE_BATCH_SIZE": "2", "ADAPTIVE_SEED": "2", "ADAPTIVE_DEPTH": "2", "PATH": "/bin"},
         sets=["batch_size=3", "seed=3", "seed=33"],
         flags={"batch_size": "4"},
-        flag_names={"batch_size": "--mini-batch-size"},
+        flag_names={"batch_size": "--batch-size"},
     )
     assert (config.batch_size, config.seed, config.depth, config.epochs, config.log_every) == (4, 33, 2, 1, 20)
-    assert origins["batch_size"] == "flag --mini-batch-size"
+    assert origins["batch_size"] == "flag --batch-size"
     assert origins["seed"] == "--set"
     assert origins["depth"] == "environment ADAPTIVE_DEPTH"
     assert origins["epochs"] == f"{file}:epochs"

@@ -95,9 +95,7 @@ VocabularyFile = Annotated[Path | None, _option("--out", "FILE",
     help="Write row, kind and id as tab-separated lines to a file instead of stdout.")]
 SettingKeys = Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False,
     help="Sections or keys, such as tier or data.holdout.")]
-MeasuredRanks = Annotated[int | None, _option("--ranks", "NUMBER", min=2,
-    help="Start this many processes on this machine and measure their exchange: interface, latency, bandwidth. Leave "
-         "it out under torchrun, which starts them.")]
+AllSettings = Annotated[bool, _option("--all", None, help="List all settings.")]
 
 
 # simulate

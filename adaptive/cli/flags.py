@@ -4,7 +4,6 @@ Values stay text here. `adaptive.training.settings` checks them together with al
 are reported at once. A new flag needs a reason: `--set key=value` works for every setting.
 """
 
-import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,20 +19,18 @@ if TYPE_CHECKING:
     from adaptive.studies.compare.contenders import Contender
 
 DATA, TIERS, POLICY, TRAINING, OUTPUT = "Data", "Tiers", "Policy", "Training", "Output"
-DLRM = "Names known from DLRM"  # hidden: `--help-dlrm` prints them
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag, the settings that it sets, and its help."""
+    """A flag, the setting that it sets, and its help."""
 
     name: str
-    keys: tuple[str, ...]
+    key: str
     metavar: str
     panel: str
     _: KW_ONLY
     default: str = ""  # for the help only; the settings have the real one
-    value: str | None = None  # the value of a flag that takes none
     help: str
 
     @property
@@ -44,105 +41,63 @@ class Flag:
 
 # fmt: off
 FLAGS = (
-    Flag("--data", ("data",), "SPEC", DATA, default="synthetic",
+    Flag("--data", "data", "SPEC", DATA, default="synthetic",
          help="synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences "
               "or taobao:PATH[,PATH...]."),
-    Flag("--schema", ("data.schema_path",), "FILE", DATA,
+    Flag("--schema", "data.schema_path", "FILE", DATA,
          help="Schema of csv:PATH or parquet:PATH: a TOML file, or the name of a schema that comes with the package."),
-    Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, default="2048", help="Samples per batch."),
-    Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, default="auto", help="Device of the device tier."),
-    Flag("--device-rows", ("tier.device_rows",), "SIZE", TIERS, default="auto",
+    Flag("--batch-size", "batch_size", "SAMPLES", DATA, default="2048", help="Samples per batch."),
+    Flag("--device", "tier.device", "auto|cpu|cuda", TIERS, default="auto", help="Device of the device tier."),
+    Flag("--device-rows", "tier.device_rows", "SIZE", TIERS, default="auto",
          help="Size of the device tier: rows (100000), percentage of all rows (10%), bytes (512MiB) or auto."),
-    Flag("--depth", ("depth",), "BATCHES", TIERS, default="4", help="Batches of look-ahead; 0 for none."),
-    Flag("--policy", ("policy",), "SPEC", POLICY, default="lru",
+    Flag("--depth", "depth", "BATCHES", TIERS, default="4", help="Batches of look-ahead; 0 for none."),
+    Flag("--policy", "policy", "SPEC", POLICY, default="lru",
          help="Name (see `policies list`), module:Class or file.py:Class, with parameters as in "
               "lfu+half_life=500+skip=defer."),
-    Flag("--preset", ("preset",), "NAME", TRAINING,
+    Flag("--preset", "preset", "NAME", TRAINING,
          help="Published shape of the model and the built-in stream: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
               "mlperf."),
-    Flag("--model", ("model",), "NAME", TRAINING, default="dlrm",
+    Flag("--model", "model", "NAME", TRAINING, default="dlrm",
          help="dlrm, dcn, deepfm, tbsm, din (for sequences), module:Class or "
               "file.py:Class. Set its shape with --set model.NAME=VALUE."),
-    Flag("--optimizer", ("optimizer.name",), "NAME", TRAINING, default="rowwise_adagrad",
+    Flag("--optimizer", "optimizer.name", "NAME", TRAINING, default="rowwise_adagrad",
          help="Optimizer of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl."),
-    Flag("--lr", ("optimizer.lr",), "RATE", TRAINING, default="0.05",
+    Flag("--lr", "optimizer.lr", "RATE", TRAINING, default="0.05",
          help="Learning rate of the rows. For the dense part: --set dense_optimizer.lr=RATE."),
-    Flag("--skip", ("skip.rule",), "RULE", TRAINING,
+    Flag("--skip", "skip.rule", "RULE", TRAINING,
          help="Skip rule, for any policy: off, defer, predicted, updates, inputs, module:Class or file.py:Class, with "
               "parameters as in defer+every=8. Default: the rule of the policy."),
-    Flag("--steps", ("steps",), "BATCHES", TRAINING, default="all data", help="Stop after this many batches."),
-    Flag("--epochs", ("epochs",), "NUMBER", TRAINING, default="1", help="Passes over the training data."),
-    Flag("--eval-every", ("eval_every",), "BATCHES", TRAINING,
+    Flag("--steps", "steps", "BATCHES", TRAINING, default="all data", help="Stop after this many batches."),
+    Flag("--epochs", "epochs", "NUMBER", TRAINING, default="1", help="Passes over the training data."),
+    Flag("--eval-every", "eval_every", "BATCHES", TRAINING,
          help="Also evaluate after every BATCHES batches."),
-    Flag("--init-from", ("init_from",), "RUNDIR", TRAINING,
+    Flag("--init-from", "init_from", "RUNDIR", TRAINING,
          help="Start from the weights of a run, such as that of the day before."),
-    Flag("--seed", ("seed",), "NUMBER", TRAINING, default="0", help="Seed of the initial weights."),
-    Flag("--out", ("out",), "DIR", OUTPUT, default="runs/<date>-<policy>", help="Run directory; must be new or empty."),
-    Flag("--arch-sparse-feature-size", ("model.embedding_dim",), "WIDTH", DLRM, help="model.embedding_dim"),
-    Flag("--arch-mlp-bot", ("model.bottom_mlp",), "SIZES", DLRM, help="model.bottom_mlp, such as 13-512-256-64-16"),
-    Flag("--arch-mlp-top", ("model.top_mlp",), "SIZES", DLRM, help="model.top_mlp, such as 512-256-1"),
-    Flag("--arch-interaction-op", ("model.interaction",), "dot|cat", DLRM, help="model.interaction"),
-    Flag("--mini-batch-size", ("batch_size",), "SAMPLES", DLRM, help="--batch-size"),
-    Flag("--test-mini-batch-size", ("eval_batch_size",), "SAMPLES", DLRM, help="eval_batch_size"),
-    Flag("--learning-rate", ("optimizer.lr", "dense_optimizer.lr"), "RATE", DLRM,
-         help="optimizer.lr and dense_optimizer.lr, as DLRM has one rate for all"),
-    Flag("--nepochs", ("epochs",), "NUMBER", DLRM, help="--epochs"),
-    Flag("--num-batches", ("steps",), "BATCHES", DLRM, help="--steps"),
-    Flag("--numpy-rand-seed", ("seed",), "NUMBER", DLRM, help="--seed"),
-    Flag("--print-freq", ("log_every",), "BATCHES", DLRM, help="log_every"),
-    Flag("--test-freq", ("eval_every",), "BATCHES", DLRM, help="--eval-every"),
-    Flag("--use-gpu", ("tier.device",), "", DLRM, value="cuda", help="--device cuda"),
+    Flag("--seed", "seed", "NUMBER", TRAINING, default="0", help="Seed of the initial weights."),
+    Flag("--out", "out", "DIR", OUTPUT, default="runs/<date>-<policy>", help="Run directory; must be new or empty."),
 )
 # fmt: on
 
 
 def given_flags(values: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return key -> text and key -> flag of the given flags, from the command's parameters.
-
-    Raises:
-        BadParameter: if two flags (`--batch-size`, `--mini-batch-size`) give a setting different values.
-    """
-    texts: dict[str, str] = {}
-    names: dict[str, str] = {}
-    for flag in FLAGS:
-        value = values.get(flag.parameter)
-        for key in flag.keys if value not in (None, False) else ():
-            text = flag.value or str(value)
-            if texts.get(key, text) != text:
-                raise typer.BadParameter(
-                    f"{key}: expected one value, got {names[key]} {texts[key]} and {flag.name} {text}"
-                )
-            texts[key], names[key] = text, flag.name
-    return texts, names
+    """Return key -> text and key -> flag of the given flags, from the command's parameters."""
+    given = {flag: str(value) for flag in FLAGS if (value := values.get(flag.parameter)) is not None}
+    return {flag.key: text for flag, text in given.items()}, {flag.key: flag.name for flag in given}
 
 
 def with_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's `**flags` by one typer option per line of `FLAGS`.
 
     Args:
-        without: names or panels of flags that the command defines itself, or does not use.
+        without: names of flags that the command defines itself, or does not use.
     """
-    flags = [flag for flag in FLAGS if flag.name not in without and flag.panel not in without]
-    parameters = [_parameter(flag) for flag in flags]
-    if any(flag.panel == DLRM for flag in flags):
-        option = typer.Option(
-            "--help-dlrm",
-            callback=_print_dlrm,
-            is_eager=True,
-            help="List the DLRM flags that also work here.",
-            rich_help_panel=OUTPUT,
-        )
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter("help_dlrm", kind, default=False, annotation=Annotated[bool, option]))
+    parameters = [_parameter(flag) for flag in FLAGS if flag.name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def wrapper(*args: Any, help_dlrm: bool = False, **kwargs: Any) -> None:
-            command(*args, **kwargs)
-
         others = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        setattr(wrapper, "__signature__", inspect.Signature([*parameters, *others]))  # noqa: B010 (no such field)
-        return wrapper
+        signature = inspect.Signature([*parameters, *others])
+        setattr(command, "__signature__", signature)  # noqa: B010 (no such field)
+        return command
 
     return decorate
 
@@ -154,22 +109,10 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         help=flag.help,
         rich_help_panel=flag.panel,
         show_default=flag.default or False,
-        hidden=flag.panel == DLRM,
         autocompletion=_policy_names if flag.name == "--policy" else None,
     )
-    annotation: Any = Annotated[bool, option] if flag.value else Annotated[str | None, option]
-    return inspect.Parameter(
-        flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=False if flag.value else None, annotation=annotation
-    )
-
-
-def _print_dlrm(is_set: bool) -> None:
-    if is_set:
-        print("DLRM flags and their equivalents:\n")
-        for flag in FLAGS:
-            if flag.panel == DLRM:
-                print(f"  {f'{flag.name} {flag.metavar}':<36} {flag.help}")
-        raise typer.Exit()
+    annotation: Any = Annotated[str | None, option]
+    return inspect.Parameter(flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _policy_names(incomplete: str) -> list[str]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from adaptive.cli import command_options as options
-from adaptive.cli.flags import DLRM, listed, load_contenders, with_flags
+from adaptive.cli.flags import listed, load_contenders, with_flags
 from adaptive.cli.output import check_folders, note, own_stdout, print_document
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
 
 
-UNUSED = ("--device", "--model", "--lr", "--seed", "--eval-every", "--init-from", "--out", DLRM)  # without training
+UNUSED = ("--device", "--model", "--lr", "--seed", "--eval-every", "--init-from", "--out")  # without training
 
 
 @with_flags("--policy", "--device-rows", *UNUSED)

@@ -15,7 +15,7 @@ MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: larger ones a
 def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
     """Return the layer sizes of a text such as `512-256-16`, without the input size.
 
-    With `num_inputs` the text may begin with the input size, as in `--arch-mlp-bot 13-512-256-16`: a first size that
+    With `num_inputs` the text may begin with the input size, as in 13-512-256-16: a first size that
     equals `num_inputs`, and is not the only one, is the input size.
 
     Raises:

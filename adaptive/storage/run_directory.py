@@ -232,12 +232,13 @@ def read_record(path: Path) -> JsonObject:
 
 
 def _nearest(path: Path) -> str:
-    """Return `; did you mean RUN?` for a similar run next to `path` or in runs/, or nothing."""
-    runs = list[str]()
-    for folder in (path.parent, Path("runs")):
+    """Return `; did you mean RUN?` for a similar run in `path`, next to it or in runs/; else the latest runs there."""
+    started: dict[str, float] = {}
+    for folder in (path, path.parent, Path("runs")):
         with contextlib.suppress(OSError):  # such as a name that is too long
-            runs += [str(record.parent) for record in folder.glob(f"*/{RECORD}")]
-    return suggestion(str(path), sorted(runs))
+            started |= {str(record.parent): record.stat().st_mtime for record in folder.glob(f"*/{RECORD}")}
+    latest = sorted(started, key=lambda run: -started[run])[:5]
+    return suggestion(str(path), sorted(started)) or (f"; the latest runs: {', '.join(latest)}" if latest else "")
 
 
 def _refuse_links(path: Path) -> None:

@@ -16,8 +16,8 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "word for a number": (["--steps", "many"], 2, ["steps (flag --steps)", "expected a valid integer, got 'many'"]),
     "device tier larger than everything": (["--device-rows", "150%"], 2, ["--device-rows", "at most 100%, got '150%'"]),
     "layer sizes do not fit": (
-        ["--arch-sparse-feature-size", "32", "--arch-mlp-bot", "64-16"], 2,
-        ["flag --arch-sparse-feature-size", "expected bottom_mlp to end with embedding_dim = 32, got 64-16"]),
+        ["--set", "model.embedding_dim=32", "--set", "model.bottom_mlp=64-16"], 2,
+        ["model.embedding_dim (--set)", "expected bottom_mlp to end with embedding_dim = 32, got 64-16"]),
     "misspelt policy": (["--policy", "slipstreem"], 9, ["no policy 'slipstreem'", "did you mean slipstream?"]),
     "policy file not there": (["--policy", "mine.py:Mine"], 9, ["policy file mine.py not found"]),
     "policy file without the class": (["--policy", "empty.py:Mine"], 9, ["empty.py has no class Mine"]),

@@ -123,7 +123,7 @@ def test_which_models_take_data_of_sequences(tmp_path: Path) -> None:
 
 
 def test_the_dlrm_of_a_step_may_be_given_with_its_inputs() -> None:
-    """`--arch-mlp-bot 1-16`, as TBSM's command has it: one dense input at a step."""
+    """`bottom_mlp=1-16`, as TBSM's command has it: one dense input at a step."""
     config = config_of(model_options={**SMALL["model_options"], "bottom_mlp": "1-8-4"})
     parts = build(config, open_data(config))
     with parts.embeddings:
