@@ -5,6 +5,7 @@ to fix it.` Our own mistakes are `assert`s and end with exit code 1.
 """
 
 import difflib
+import traceback
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -25,6 +26,18 @@ def error_text(error: BaseException, most: int = 500) -> str:
         text = f"(its __str__ raised {type(failed).__name__})"
     text = text if len(text) <= most else f"{text[:most]} ..."
     return f"{type(error).__name__}: " + "\n".join(map(printable, text.split("\n")))
+
+
+NO_TORCH = (
+    "expected torch, which is not installed. Run pip install torch; for the smaller CPU build: pip install torch "
+    "--index-url https://download.pytorch.org/whl/cpu"
+)
+
+
+def line_in(error: BaseException, file: str) -> int | None:
+    """Return the line of a file that raised an error, or that called what raised it; None if none did."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return lines[-1] if lines else None
 
 
 def suggestion(word: str, names: Iterable[str]) -> str:

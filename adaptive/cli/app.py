@@ -33,7 +33,7 @@ from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
 from adaptive.cli.trained_commands import evaluate, export, predict
 from adaptive.data.reading_progress import ReportBytes, listen_to_reading
-from adaptive.errors import AdaptiveError
+from adaptive.errors import NO_TORCH, AdaptiveError, error_text
 from adaptive.system import STOPPED, is_hangup_heard
 from adaptive.training.telemetry.formatting import bytes_text
 
@@ -47,14 +47,12 @@ SYNONYMS = {
     "serve": "export",
 }
 EXIT_CODES = (
-    "Exit codes: 0 success, 1 bug, 2 usage or configuration, 3 bad input data, 4 unusable saved weights, "
+    "Exit codes: 0 success, 1 bug or error in a custom model, 2 usage or configuration, 3 bad input data, "
+    "4 unusable saved weights, "
     "5 failing disk of the host tier, 6 output directory in use or not empty, 7 device memory too small, "
     "8 loss or gradient not finite, 9 policy failed, 10 another rank failed, 129 hung up, 130 interrupted, "
     "143 terminated."
 )
-
-# Messages of torch and of library loaders that run out of memory.
-NO_MEMORY = re.compile(r"[Cc]annot allocate memory|failed to map segment|can't allocate memory|not enough memory")
 
 app = typer.Typer(
     name="adaptive-train",
@@ -186,19 +184,15 @@ def _verdict(error: Exception) -> tuple[int, str]:
     """Return the exit code and message of an error."""
     if isinstance(error, AdaptiveError):
         return error.exit_code, f"error: {error}"
-    # numpy and torch say how much they wanted; an extension that fails without an error becomes a SystemError
-    if isinstance(error, MemoryError | SystemError) and str(error) in ("", "error return without exception set"):
-        more = "Raise the limit (ulimit -v), or end other programs"
-        return 1, f"error: out of memory while loading a library or data. {more}"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         more = "Train fewer rows, or keep them in files: --set tier.host=mmap:DIR"
-        return 1, f"error: out of memory: {error}. {more}"
-    if isinstance(error, OSError) and "Could not find/load shared object file" in str(error):  # what llvmlite raises
-        return 1, f"error: out of memory while loading a library, or a damaged installation: {error}"
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return 1, f"error: {error}. Raise the limit of threads (ulimit -u, or the pids of the container)"
-    if isinstance(error, ImportError | RuntimeError) and NO_MEMORY.search(str(error)):
-        return 1, f"error: out of memory: {error}. Raise the limit (ulimit -v), or end other programs"
+        return 1, f"error: out of memory{f': {error}' if str(error) else ''}. {more}"
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return 1, f"error: {NO_TORCH}"
+    from adaptive.plugins import custom_place
+
+    if place := custom_place(error):
+        return 1, f"error: {place} raised {error_text(error)}. Run again with {DEBUG} for the traceback"
     if isinstance(error, OSError):
         return 1, f"error: {error}. Run again with {DEBUG} to see where"
     return 1, f"bug: {type(error).__name__}: {error}. Run again with {DEBUG} for the traceback, and report it"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from adaptive import errors
+from adaptive.plugins import load_model_class
 
 Cli = Callable[..., Any]
 HEAVY = ("torch", "numba", "numpy", "scipy", "tensorboard", "adaptive.config")
@@ -85,6 +86,29 @@ def test_bug_is_one_line_without_traceback(cli: Cli, trainer: Any) -> None:
     assert result.code == 1
     assert "bug: ZeroDivisionError: oh. Run again with --debug" in result.err
     assert "Traceback" not in result.err
+
+
+def test_an_error_in_custom_code_names_its_line(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate_run(*_: Any, **__: Any) -> None:
+        model = load_model_class("mine.py:Mine")
+        model()(None)
+
+    Path("mine.py").write_text(
+        "from torch import nn\n\nclass Mine(nn.Module):\n    def forward(self, x):\n        return x + 1\n"
+    )
+    monkeypatch.setattr(sys.modules["adaptive.training.runs"], "evaluate_run", evaluate_run)
+    result = cli("eval", "x")
+    assert result.code == 1 and "error: your model " in result.err and "bug:" not in result.err
+    assert re.search(r"mine\.py:5 raised TypeError: unsupported operand", result.err), result.err
+    Path("broken.py").write_text("from torch import nn\nx = 1 / 0\n")
+    with pytest.raises(errors.ConfigError, match=r"model file broken\.py:2: ZeroDivisionError"):
+        load_model_class("broken.py:Mine")
+
+
+def test_missing_torch_says_how_to_install_it(cli: Cli, trainer: Any) -> None:
+    trainer.error = ModuleNotFoundError("No module named 'torch'", name="torch")
+    result = cli("eval", "x")
+    assert result.code == 1 and "expected torch, which is not installed. Run pip install torch" in result.err
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,6 @@ def test_a_run_that_is_not_there_is_told_by_every_rank(pool: RankPool, tmp_path:
         assert one.code == 4 and "run.json" in one.err and not one.out
 
 
-def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
-    first, second = pool.run(2, ["-m", "adaptive", "doctor", "--json"])
-    assert (first.code, second.code, second.out) == (0, 0, "")
-    results = json.loads(first.out)["ranks"]
-    assert results["ranks"] == 2 and results["of_each_rank"]["rank 1"]["interface"] == "lo"
-    assert 0 < results["exchange_ms"] < 1e4 and results["bytes_per_s"] > 1e4
-
-
 @pytest.mark.nightly
 def test_a_killed_rank_ends_the_run_with_exit_code_10(tmp_path: Path) -> None:
     out = tmp_path / "run"
