@@ -1,6 +1,7 @@
-"""Progress of a run: a line updated in place on a terminal, plain lines elsewhere."""
+"""Progress of a run: a line updated in place on a terminal, a plain line every few seconds elsewhere."""
 
 import io
+import math
 import os
 import time
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from typing import TextIO, cast
 
 from adaptive.training.telemetry.formatting import (
     accuracy_text,
-    bytes_text,
     count_text,
     duration_text,
     percent_text,
@@ -59,16 +59,19 @@ class Countdown:
 class Progress:
     """Prints the intervals of a run to a stream, until the stream fails.
 
-    `TERM=dumb` gives plain lines on a terminal too, `NO_COLOR` a line without colors.
+    Plain lines are those of the first and the last interval, and of one about every five seconds. `TERM=dumb` gives
+    them on a terminal too, `NO_COLOR` a line without colors.
     """
 
     def __init__(self, stream: TextIO, total_steps: int | None, **first: int) -> None:
         """
         Args:
             stream: where to write.
-            total_steps: of the whole run; None: not known, so no ETA is shown.
+            total_steps: of the whole run; None: not known, so no remaining time is shown.
             first: counts at which a resumed run starts, see `RunTotals`.
         """
+        self._now: Callable[[], float] = time.monotonic  # tests set their own
+        self._next_line = -math.inf
         self._stream = _LenientStream(stream)
         self._total_steps = total_steps
         self._totals = RunTotals(**first)
@@ -91,13 +94,14 @@ class Progress:
             self._bar.stop()
 
     def _interval(self, record: IntervalRecord) -> None:
-        seconds = self._totals.add(record)
-        text = self._interval_text(record, seconds)
-        if self._bar is None:
+        self._totals.add(record)
+        text = self._interval_text(record)
+        if self._bar is not None:
+            self._bar.show(record.step, text)
+        elif (now := self._now()) >= self._next_line or record.step == self._total_steps:
+            self._next_line = now + EVERY
             total = "" if self._total_steps is None else f"/{self._total_steps}"
             self._line(f"step {record.step}{total} | {text}")
-        else:
-            self._bar.show(record.step, text)
 
     def _line(self, text: str) -> None:
         if self._bar is None:
@@ -105,14 +109,12 @@ class Progress:
         else:
             self._bar.print(text)
 
-    def _interval_text(self, record: IntervalRecord, seconds: float) -> str:
+    def _interval_text(self, record: IntervalRecord) -> str:
         counts = sum_tables(list(record.tables.values()))
-        moved = bytes_text(counts.moved_bytes / seconds) if seconds else "-"
         return (
             f"{count_text(record.samples_per_s)} samples/s | loss {score_text(record.loss)} | "
-            f"running AUC {score_text(record.auc)} | hit rate {percent_text(record.hit_rate)} | moved {moved}/s | "
-            f"skipped {percent_text(counts.skipped_update_share)} | "
-            f"ETA {duration_text(self._remaining(record.step))}"
+            f"hit rate {percent_text(record.hit_rate)} | skipped {percent_text(counts.skipped_update_share)} | "
+            f"{duration_text(self._remaining(record.step))} left"
         )
 
     def _remaining(self, step: int) -> float | None:

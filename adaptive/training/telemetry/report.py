@@ -398,13 +398,12 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
         for row, counts in zip(rows, shown.values(), strict=True):
             row += map(count_text, (counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows))
             row.append(percent_text(counts.skipped_update_share))
-    if any(counts.has_keys for counts in tables.values()):
-        header += KEY_COLUMNS
-        for row, (name, counts) in zip(rows, shown.items(), strict=True):
-            row += key_cells(counts, (table_rows or {}).get(name))
+    keyed = [
+        [name, *key_cells(counts, (table_rows or {}).get(name))] for name, counts in shown.items() if counts.has_keys
+    ]
     load = sum_tables(list(tables.values())).index_load
     lines = [] if load is None else [f"index of keys: {percent_text(load)} of its places taken"]
-    return aligned([header, *rows]) + lines
+    return aligned([header, *rows]) + (aligned([["table", *KEY_COLUMNS], *keyed]) if keyed else []) + lines
 
 
 KEY_COLUMNS: Final = ("live keys", "of capacity", "admitted", "expired", "evicted", "lookups without a row")
