@@ -63,7 +63,7 @@ class Table:
 class Report:
     """The results of a benchmark.
 
-    `ratios` have no unit (see `docs/benchmarks/details.md` for which direction is good), `figures` carry theirs
+    `ratios` have no unit (`benchmarks/bars.py` says which direction is good), `figures` carry theirs
     in their name, `absent` says why a ratio is missing.
     """
 

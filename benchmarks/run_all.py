@@ -1,4 +1,4 @@
-"""Run the benchmarks of `docs/benchmarks/details.md`, each in a process, and write it.
+"""Run the CPU benchmarks, each in a process, and write their tables to `build/benchmarks/cpu.md`.
 
     python -m benchmarks.run_all                       # about an hour on two quiet cores
     python -m benchmarks.run_all --quick               # two minutes
@@ -33,7 +33,7 @@ BENCHMARKS = (
     "memory",
 )
 MOST_SECONDS = 3_600.0  # of one benchmark
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs/benchmarks/details.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "build/benchmarks/cpu.md"
 BEGIN, END = "<!-- results: written by python -m benchmarks.run_all -->", "<!-- end of results -->"
 HEADING = "# Benchmark tables\n\n"
 
@@ -95,7 +95,7 @@ def write_document(path: Path, section: str, begin: str = BEGIN, end: str = END)
         text = f"{text.rstrip()}\n\n{begin}\n{end}\n"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
     temporary.write_text(f"{before}{begin}\n\n{section}\n\n{end}{after}")
     os.replace(temporary, path)
@@ -108,9 +108,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, figures and what is absent as JSON")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="run only these")
     parser.add_argument("--dlrm", metavar="PATH", help="a checkout of facebookresearch/dlrm")
-    parser.add_argument(
-        "--document", type=Path, default=DOCUMENT, help="where the tables go (docs/benchmarks/details.md)"
-    )
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (build/benchmarks/cpu.md)")
     options = parser.parse_args()
     quietness = harness.quietness()
     print(harness.hardware())

@@ -1,6 +1,4 @@
-"""The study's tables, between markers in `docs/benchmarks/skipping.md`.
-
-People write the words around them.
+"""The study's tables, between markers in `build/benchmarks/skipping.md`.
 
 A table stands between `<!-- table NAME -->` and `<!-- end of NAME -->`. Every number in it is from
 `adaptive.studies.compare.verdicts`: means over seeds, differences paired by seed, Student's t intervals.
@@ -19,7 +17,7 @@ from benchmarks.study_cells import Block, Setting, blocks
 from benchmarks.study_runs import Run, Runs
 from benchmarks.study_verdicts import Pairs, calibration_of, changes_of, outcomes, pairs_of, speed_of
 
-DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs/benchmarks/skipping.md"
+DOCUMENT: Final = Path(__file__).resolve().parent.parent / "build/benchmarks/skipping.md"
 BUDGET: Final = 0.0005
 BARS: Final = {"bar": (0.5, 0.0003), "bar-drift": (0.5, 0.0005), "optimizers": (0.35, 0.0005)}
 """Of a block: the share of the row updates that the default is to leave out, and the AUC that it may cost."""
@@ -30,13 +28,19 @@ Cells = list[str]
 
 def write_document(runs: Runs, document: Path = DOCUMENT) -> None:
     """Renew the tables of the document for which there are runs; others stay."""
-    text = document.read_text("utf-8")
     made = {block.name: (verdict_table if block.bar else block_table)(block, runs) for block in blocks()}
     made["bars"] = bars_table(runs)
     made["by epoch"] = epochs_table(blocks(), runs)
+    text = document.read_text("utf-8") if document.is_file() else "".join(map(empty_section, made))
+    document.parent.mkdir(parents=True, exist_ok=True)
     for name, table in made.items():
         text = put(text, name, table) if table else text
     write_atomic(document, text.encode())
+
+
+def empty_section(name: str) -> str:
+    """The heading and the markers of a table."""
+    return f"## {name}\n\n<!-- table {name} -->\n<!-- end of {name} -->\n\n"
 
 
 def put(text: str, name: str, table: str) -> str:

@@ -1,4 +1,4 @@
-"""Costs and savings of skipping, by mode: the study of `docs/benchmarks/skipping.md`.
+"""Costs and savings of skipping, by mode: the study behind `docs/benchmarks/skipping.md`.
 
     python -m benchmarks.study_skipping --runs study.jsonl                    # all of it; resumes if stopped
     python -m benchmarks.study_skipping --runs study.jsonl --only rates       # these blocks

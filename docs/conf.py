@@ -74,7 +74,10 @@ NAVIGATION = {
         ["design", "keys", "skipping", "quality", "ranks", "gpu", "ngram-memory"],
     ),
     "Coming from": ("docs/coming-from", ["Overview </docs/coming-from/index>"]),
-    "Benchmarks": ("docs/benchmarks", ["Overview </docs/benchmarks/index>", "details", "history", "/docs/comparison"]),
+    "Benchmarks": (
+        "docs/benchmarks",
+        ["Overview </docs/benchmarks/index>", "cpu", "gpu", "skipping", "LOG", "/docs/comparison"],
+    ),
     "Project": ("", ["CHANGELOG", "CONTRIBUTING", "SECURITY", "Attack suite </tests/attack/README>"]),
 }
 """Sections of the sidebar: a folder and its first pages, in order. Other pages of the folder follow by name."""

@@ -7,7 +7,8 @@
     python -m benchmarks.gpu.run_all --write --reports out       # anywhere: the tables of these reports into the page
     python -m benchmarks.gpu.run_all --smoke --device cpu-torch  # a rehearsal on the CPU; no GPU numbers
 
-Run it in the root of the repository; `docs/benchmarks/gpu.md` lists the required packages. The tables go to that page.
+Run it in the root of the repository; `docs/benchmarks/gpu.md` lists what is required. The tables go to
+`build/benchmarks/gpu.md`.
 """
 
 import argparse
@@ -39,7 +40,7 @@ TINY = {  # sizes of a rehearsal
 }  # fmt: skip
 PACKAGES = ("torch", "numba", "numpy", "scipy", "pydantic", "pytest", "hypothesis")
 BEGIN, END = "<!-- results: written by python -m benchmarks.gpu.run_all -->", "<!-- end of results -->"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs/benchmarks/gpu.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "build/benchmarks/gpu.md"
 
 
 def check_machine(tier: str) -> None:
@@ -124,7 +125,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("cuda", "cpu-torch"), default="cuda", help="cpu-torch: a rehearsal")
     parser.add_argument("--write", action="store_true", help="run nothing: write the document from --reports")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/benchmarks/gpu.md)")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (build/benchmarks/gpu.md)")
     return parser
 
 

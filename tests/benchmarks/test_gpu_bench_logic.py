@@ -223,11 +223,6 @@ def test_stages_are_merged_in_one_document(
     assert result["ratios"]["ratio_step"] == 1.0 and result["absent"]["gpu_staged_vs_device"]
 
 
-def test_the_document_has_the_marks() -> None:
-    text = run_all.DOCUMENT.read_text()
-    assert text.count(run_all.BEGIN) == text.count(run_all.END) == 1
-
-
 def test_no_stage_begins_without_time(
     stages: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
