@@ -60,6 +60,7 @@ NAVIGATION = {
             "Policy and device rows </docs/how-to/choose-a-policy>",
             "Your own model </docs/how-to/own-model>",
             "Your own loop </docs/how-to/own-loop>",
+            "What you know from PyTorch </docs/how-to/pytorch>",
             "Write a policy </policies/README>",
             "Serve a trained run </docs/how-to/serving>",
             "Look before you train </docs/how-to/profiling>",

@@ -40,7 +40,7 @@ def test_the_loop_of_the_readme_marks_eight_lines() -> None:
 
 def test_the_schema_of_the_readme_reads_the_file_it_is_for(tmp_path: Path) -> None:
     (schema,) = (text for kind, text in blocks(README) if kind == "toml")
-    (header,) = re.findall(r"a file that begins with\s+`(.*?)`", README.read_text())
+    (header,) = re.findall(r"with the columns\s+`(.*?)`", README.read_text())
     (tmp_path / "clicks.toml").write_text(schema)
     (tmp_path / "clicks.csv").write_text(f"{header}\n1,ann,pen,2.5\n0,bob,ink,4\n")
     data = open_dataset(f"csv:{tmp_path}/clicks.csv", DataOptions(schema_path=tmp_path / "clicks.toml"))
