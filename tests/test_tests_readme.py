@@ -36,9 +36,8 @@ def rooms() -> Iterator[str]:
     yield from (path.name for path in package.glob("*.py"))
 
 
-def test_the_table_is_read_and_the_page_is_one_page() -> None:
+def test_the_table_is_read() -> None:
     assert len(ROWS) > 40 and ROWS[0][0] == "`embeddings/planning/`"
-    assert len(PAGE.splitlines()) <= 125
 
 
 @pytest.mark.parametrize("word", sorted({word for first, _ in ROWS for word in paths_in(first)}))
