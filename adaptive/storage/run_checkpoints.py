@@ -6,7 +6,7 @@ older one is removed only when the newer one has been written, synced and rename
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -110,17 +110,6 @@ class Readers:
 ONE_READER: Final = Readers()
 
 
-def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
-    """Return the newest checkpoint and its path.
-
-    Large arrays of rows stay in their files. The run may be in progress.
-
-    Raises:
-        CheckpointError: if there is none or it is damaged; names the file.
-    """
-    return _load(directory, newest_checkpoint)
-
-
 def load_whole(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint, dict[Path, str]]:
     """Return the newest undamaged checkpoint, its path, and errors of newer damaged ones.
 
@@ -142,19 +131,25 @@ def load_whole(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Ch
 
 
 def load_best(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint]:
-    """Return the weights of the best evaluation if stored, else do what `load_newest` does."""
-    return _load(directory, lambda path: best_checkpoint(path) or newest_checkpoint(path), readers)
+    """Return the path and content of the best evaluation's checkpoint if stored, else of the newest.
 
+    Large arrays of rows stay in their files. The run may be in progress.
 
-def _load(directory: Path, choose: Callable[[Path], Path], readers: Readers = ONE_READER) -> tuple[Path, Checkpoint]:
+    Raises:
+        CheckpointError: if there is none or it is damaged; names the file.
+    """
+
+    def choose() -> Path:
+        return directory / readers.of_first((best_checkpoint(directory) or newest_checkpoint(directory)).name)
+
     while True:
         try:
-            path = directory / readers.of_first(choose(directory).name)
+            path = choose()
             return path, _read(path, readers)
         except FileNotFoundError as error:
             raise CheckpointError(f"{directory}: expected a run directory, got an error: {error.strerror}") from error
         except CheckpointError:
-            if directory / readers.of_first(choose(directory).name) == path:
+            if choose() == path:
                 raise  # otherwise it was replaced while it was read: try the next one
 
 

@@ -36,8 +36,9 @@ _OURS: Final = re.compile(
 )
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d+)")
 _BEST: Final = re.compile(r"best-(\d+)")
-_LITTER: Final = re.compile(r"(run\.json|metrics\.jsonl|rejects\.jsonl|weights|checkpoint-\d+|best-\d+)\.tmp-\d+")
-_LITTER_OF_VOCABULARY: Final = re.compile(r"(vocabulary\.json|\d+\.npy)\.tmp-\d+")
+_LITTER: Final = re.compile(
+    r"(run\.json|metrics\.jsonl|rejects\.jsonl|weights|checkpoint-\d+|best-\d+|vocabulary\.json|\d+\.npy)\.tmp-\d+"
+)
 _FILES: Final = re.compile(r"run\.json|metrics\.jsonl|rejects\.jsonl|lock")
 _FOLDERS: Final = re.compile(r"(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?|tensorboard|vocabulary")
 
@@ -256,10 +257,9 @@ def _refuse_links(path: Path) -> None:
 
 def _remove_litter(path: Path) -> None:
     """Remove the temporary files of killed processes."""
-    for folder, kind in ((path, _LITTER), (path / "vocabulary", _LITTER_OF_VOCABULARY)):
-        for entry in list(folder.iterdir()) if folder.is_dir() else []:
-            if kind.fullmatch(entry.name):
-                DISK.remove(entry)
+    for entry in [*path.glob("*.tmp-*"), *path.glob("vocabulary/*.tmp-*")]:
+        if _LITTER.fullmatch(entry.name):
+            DISK.remove(entry)
 
 
 def was_finished(record: Mapping[str, Any], step: int) -> bool:

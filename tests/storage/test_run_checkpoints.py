@@ -23,7 +23,7 @@ from adaptive.errors import CheckpointError, ConfigError, InputError, OutputErro
 from adaptive.storage import run_checkpoints
 from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint
 from adaptive.storage.durable import Disk
-from adaptive.storage.run_checkpoints import Checkpoints, load_newest
+from adaptive.storage.run_checkpoints import Checkpoints, load_best
 from adaptive.storage.run_directory import RunDirectory, newest_checkpoint, read_record
 from adaptive.system import StopRequest
 from adaptive.training.components import open_data
@@ -84,14 +84,14 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(world: pytest.MonkeyPatc
         return load_checkpoint(path, **options)
 
     world.setattr(run_checkpoints, "load_checkpoint", load)
-    assert load_newest(out)[0].name == "checkpoint-15" and calls == ["checkpoint-10", "checkpoint-15"]
+    assert load_best(out)[0].name == "checkpoint-15" and calls == ["checkpoint-10", "checkpoint-15"]
 
 
 def test_a_stop_replaces_the_last_checkpoint_by_weights(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with interrupted(world, "stop", 13):
         run(tmp_path, config_of("lru", save_every=5, depth=0))  # none is planned that is trained, too
     assert names(tmp_path) == ["metrics.jsonl", "run.json", "weights"]
-    assert load_newest(tmp_path)[1].meta["steps"] == 13
+    assert load_best(tmp_path)[1].meta["steps"] == 13
     with interrupted(world, "kill", 4):  # step 17
         resume_run(tmp_path)
     assert names(tmp_path) == ["checkpoint-15", "metrics.jsonl", "run.json"]
@@ -107,7 +107,7 @@ def test_a_run_stopped_before_its_first_step_resumes(world: pytest.MonkeyPatch, 
         stopping.setattr(Loop, "run", stop_first)
         with pytest.raises(SystemExit) as caught:
             run(tmp_path / "cut", config_of("defer"))
-    assert caught.value.code == 130 and load_newest(tmp_path / "cut")[1].meta["steps"] == 0
+    assert caught.value.code == 130 and load_best(tmp_path / "cut")[1].meta["steps"] == 0
     resume_run(tmp_path / "cut")
     run(tmp_path / "whole", config_of("defer"))
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
@@ -145,7 +145,7 @@ def test_a_whole_checkpoint_is_there_whatever_fails(world: pytest.MonkeyPatch, t
             written.finish(number + 1, content)
         except OutputError:
             assert disk.count >= disk.fail_at
-        actual.add(load_newest(out)[0].name)
+        actual.add(load_best(out)[0].name)
 
     assert fails_at_each(attempt) > 20
     assert "weights" in actual and len(actual) > 5
@@ -239,7 +239,7 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(world: pytest.MonkeyPat
     in_model(world, stop_in_evaluation)
     with pytest.raises(SystemExit):
         run(tmp_path / "cut", config)
-    assert evaluated == [6] and load_newest(tmp_path / "cut")[1].meta["steps"] == 6
+    assert evaluated == [6] and load_best(tmp_path / "cut")[1].meta["steps"] == 6
     resume_run(tmp_path / "cut")
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
     assert [point["step"] for point in read_record(tmp_path / "cut")["summary"]["evaluations"]] == [6, 12, 18, 20]
