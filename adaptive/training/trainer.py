@@ -22,7 +22,7 @@ the middle would leave some weights changed. Its memory is therefore allocated b
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,7 +34,6 @@ from adaptive.batch import Batch
 from adaptive.embeddings.dense_step import dense_step
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.models.dense.attention import SampleVectors
 from adaptive.models.loss import log_loss
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
@@ -90,9 +89,7 @@ class Trainer:
         self._dense = dense_step(embeddings, model)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, after_step: Callable[[], None] = lambda: None) -> int:
-        """Train until the batches end; return the number of steps.
-
-        All ranks pass the same batches; each trains its part of them.
+        """Train until the batches end; return the number of steps. All ranks pass the same batches.
 
         Raises:
             NonFiniteError: for a loss or gradient that is not finite; its batch changes nothing.
@@ -101,8 +98,7 @@ class Trainer:
         first_step = self.recorder.steps
         self.recorder.start()
         planned_ahead = self.embeddings.look_ahead_of_all(batches, self._dense.own_part, depth=depth)
-        look_ahead = contextlib.closing(planned_ahead)
-        with look_ahead as planned_batches, self.embeddings.reporting_errors():
+        with contextlib.closing(planned_ahead) as planned_batches, self.embeddings.reporting_errors():
             while (planned := self._next(planned_batches)) is not None:
                 self.step(planned)
                 self.measure(planned)
@@ -118,8 +114,9 @@ class Trainer:
             DeviceMemoryError: if GPU memory runs out. In the passes, nothing has changed then.
         """
         name, running_out = f"step {self.recorder.steps + 1}", self.embeddings.runtime.running_out
-        with running_out("in the forward or backward pass"):
-            passed = self._checked_passes(planned, name)
+        with running_out("in the forward or backward pass"), restoring_buffers_on_error(self.model):
+            passed = self._passes(planned)
+            self._check(passed, planned, name)
         with self.recorder.timed("update"):
             weights = np.asarray(planned.batch.extras.get("weight", ()), np.float32)
             of_batch = self._dense.combine(planned, passed.losses, passed.logits, planned.batch.labels, weights)
@@ -130,19 +127,16 @@ class Trainer:
             self.embeddings.step()
         self.recorder.step(*of_batch)
 
-    def _checked_passes(self, planned: Planned, name: str) -> _Passed:
-        with restoring_buffers_on_error(self.model):
-            passed = self._passes(planned)
-            self._check(passed, planned, name)
-        return passed
-
     def _passes(self, planned: Planned) -> _Passed:
         """Run forward and backward of all parts, and wait for the device once."""
         self.optimizer.zero_grad()
         passed, losses, logits, sums_of_blocks = [], [], [], list[float]()
         self._dense.begin()
-        parts = self._in_one(planned) if self._mixes_samples and not planned.is_share else planned.parts()
-        while (part := self._next_part(parts)) is not None:
+        parts = planned.parts()
+        if self._mixes_samples and not planned.is_share:  # the whole batch, after waiting for all of its rows
+            planned.wait()
+            parts = iter([planned])
+        while (part := self._wait_for_next(parts)) is not None:
             loss, logits_of_part = self._forward_backward(part)
             passed.append(part)
             losses.append(loss)
@@ -160,63 +154,41 @@ class Trainer:
 
     def _forward_backward(self, part: Planned) -> tuple[Tensor, Tensor]:
         """Return the part's share of the batch's loss, and its logits, after forward and backward."""
-        timed = self.recorder.timed
-        with timed("forward"):
-            logits, loss = self._forward(part, vectors_of(self.embeddings, self.model, part))
-        with timed("backward"):
+        with self.recorder.timed("forward"):
+            vectors = vectors_of(self.embeddings, self.model, part)
+            words = self._seed, self.recorder.steps, part.first
+            with seeded(words, self.embeddings.device) if self._has_dropout else contextlib.nullcontext():
+                logits: Tensor = self.model(part.dense, vectors)
+            loss = self._loss(part, logits)
+        with self.recorder.timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), logits.detach()
 
-    def _forward(self, part: Planned, vectors: Tensor | SampleVectors) -> tuple[Tensor, Tensor]:
-        """Return the logits of a part, and its share of the batch's loss."""
-        with self._seeded(part) if self._has_dropout else contextlib.nullcontext():
-            logits: Tensor = self.model(part.dense, vectors)
+    def _loss(self, part: Planned, logits: Tensor) -> Tensor:
+        """Return a part's share of the batch's loss."""
         weights = part.extras.get("weight")
         if self._positive_weight != 1:
             factors = 1 + (self._positive_weight - 1) * part.labels
             weights = factors if weights is None else weights * factors
         weights = None if weights is None else weights.to(logits.dtype)
-        return logits, log_loss(logits, part.labels, samples=part.num_samples_of_all, weights=weights)
-
-    @contextlib.contextmanager
-    def _seeded(self, part: Planned) -> Iterator[None]:
-        """Seed torch's generators, for dropout, by the run's seed, the step and the part; restore them afterwards.
-
-        So a resumed run and any number of ranks with the same blocks drop the same values.
-        Models without dropout leave the generators alone: a loader may draw from them in the look-ahead thread.
-        """
-        device = self.embeddings.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            words = np.random.SeedSequence([self._seed, self.recorder.steps, part.first]).generate_state(1, np.uint64)
-            torch.manual_seed(int(words[0] >> np.uint64(1)))
-            yield
+        return log_loss(logits, part.labels, samples=part.num_samples_of_all, weights=weights)
 
     def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
         for part, loss, logits in zip(passed.parts, passed.losses, passed.logits, strict=True):
             if not math.isfinite(loss):
                 with torch.no_grad():  # pooled again, to avoid keeping the vectors of every batch until the wait
                     pooled = vectors_of(self.embeddings, self.model, part)
-                what = f"{name}: the loss is {loss}"
-                raise explain_loss(what, part.batch, logits=logits, pooled=pooled, model=self.model)
+                name += f": the loss is {loss}"
+                raise explain_loss(name, part.batch, logits=logits, pooled=pooled, model=self.model)
         if not passed.finite:
-            parameters, features = self._bad_parameters(), self.embeddings.optimizer.bad_gradients()
+            names = (name for _ in self._dense.each_block() for name in bad_parameters(self.model))
+            parameters, features = [*dict.fromkeys(names)], self.embeddings.optimizer.bad_gradients()
             if parameters or features:
                 raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
 
-    def _bad_parameters(self) -> list[str]:
-        bad: dict[str, None] = {}
-        for _ in self._dense.each_block():
-            bad |= dict.fromkeys(bad_parameters(self.model))
-        return list(bad)
-
-    def _in_one(self, planned: Planned) -> Iterator[Planned]:
-        """Yield the whole batch as one part, after waiting for all of its rows."""
-        planned.wait()
-        yield planned
-
-    def _next_part(self, parts: Iterator[Planned]) -> Planned | None:
+    def _wait_for_next(self, works: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
-            return next(parts, None)
+            return next(works, None)
 
     def measure(self, planned: Planned) -> None:
         """Report the loss on samples of the batch that the policy held back, if there are any."""
@@ -226,8 +198,7 @@ class Trainer:
             self.embeddings.report_loss(planned, loss)
 
     def _next(self, planned_batches: Iterator[Planned]) -> Planned | None:
-        with self.recorder.timed("wait"):
-            planned = next(planned_batches, None)
+        planned = self._wait_for_next(planned_batches)
         if self.recorder.is_due:  # fetching the next batch makes the last one count as trained
             self._dense.check_alike(self.recorder.steps)
             self.recorder.write_interval()
@@ -246,6 +217,19 @@ def reserve_update_memory(optimizer: torch.optim.Optimizer, device: torch.device
     gradients = [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
     # torch's allocator keeps the freed memory for the optimizer, which allocates next.
     torch.empty(UPDATE_ROOM * sum(gradient.nbytes for gradient in gradients), dtype=torch.uint8, device=device)
+
+
+@contextlib.contextmanager
+def seeded(numbers: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Seed torch's generators, for dropout, by the run's seed, the step and the part; restore them afterwards.
+
+    So a resumed run and any number of ranks with the same blocks drop the same values. Use it only for models with
+    dropout: a loader may draw from the generators in the look-ahead thread.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        words = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+        torch.manual_seed(int(words[0] >> np.uint64(1)))
+        yield
 
 
 @contextlib.contextmanager
