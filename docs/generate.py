@@ -32,7 +32,6 @@ EXAMPLES = {
     "doctor": "adaptive-train doctor",
     "policies list": "adaptive-train policies list",
     "policies show": "adaptive-train policies show lfu",
-    "policies new": "adaptive-train policies new mine",
     "policies check": "adaptive-train policies check mine.py:Mine",
 }
 SETTINGS = """# Settings

@@ -1,12 +1,9 @@
-"""`adaptive-train policies`: list, show, create and check policies and skip rules."""
+"""`adaptive-train policies`: list, show and check policies and skip rules."""
 
-import importlib.util
 import inspect
-import keyword
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,13 +16,10 @@ if TYPE_CHECKING:
     from adaptive.policy import Policy, SkipRule
     from adaptive.studies.policy_checks import CheckResult
 
-app = typer.Typer(help="List, show, create and check placement policies and skip rules.", no_args_is_help=True)
+app = typer.Typer(help="List, show and check placement policies and skip rules.", no_args_is_help=True)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="Name, module:Class or file.py:Class.", show_default=False)]
 LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGNORECASE)
-
-TEMPLATE = Path(__file__).parent / "package_template"  # files of a new package, with {fields} for its names
-PACKAGE_NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 
 
 @app.command("list")
@@ -68,27 +62,6 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
 
 def _place(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
-
-
-@app.command()
-def new(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the policy, such as my-policy.", show_default=False)
-    ],
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="New or empty folder. Default: ./NAME.", show_default=False)
-    ] = None,
-    rule: Annotated[bool, typer.Option("--rule", help="Create a skip rule instead of a policy.")] = False,
-) -> None:
-    """Create a small installable package with a policy, or a skip rule, and its test."""
-    package, flag = _write_package(name, folder or Path(name), rule=rule), "--skip" if rule else "--policy"
-    note(f"wrote {', '.join(str(path) for path in package.files)}")
-    print(
-        f"edit:    {package.module_file}\n"
-        f"check:   adaptive-train policies check {package.module_file}:{package.class_name}\n"
-        f"run:     adaptive-train run {flag} {package.module_file}:{package.class_name}\n"
-        f"install: pip install -e {package.folder}   (then: {flag} {name})"
-    )
 
 
 @app.command()
@@ -204,78 +177,3 @@ def _parameters(cls: "type[Policy] | type[SkipRule]") -> dict[str, dict[str, str
 
 def _type_text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-
-
-# --- the package that `policies new` creates: a working policy or skip rule, its test and its entry point ------------
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package that was created."""
-
-    folder: Path
-    module: str
-    class_name: str
-    files: tuple[Path, ...]
-
-    @property
-    def module_file(self) -> Path:
-        return self.folder / f"{self.module}.py"
-
-
-def _write_package(name: str, folder: Path, *, rule: bool = False) -> Package:
-    """Create the package of the policy or the skip rule `name` in a new or empty folder.
-
-    Raises:
-        ConfigError: if the name is invalid for a policy and a Python module, or is taken.
-        OutputError: if the folder is not empty, or cannot be written.
-    """
-    from adaptive.plugins import ENTRY_POINTS, RULE_ENTRY_POINTS
-
-    module = _module_name(name)
-    class_name = "".join(part.capitalize() for part in module.split("_"))
-    words = {"name": name, "module": module, "class_name": class_name}
-    if rule:
-        words |= {"group": RULE_ENTRY_POINTS, "kind": "skip rule", "check": "check_rule"}
-    else:
-        words |= {"group": ENTRY_POINTS, "kind": "policy", "check": "check_policy"}
-    files = {"pyproject.toml": "pyproject.toml", f"{module}.py": "rule.py" if rule else "policy.py"}
-    files[f"tests/test_{module}.py"] = "test.py"
-    texts = {file: (TEMPLATE / f"{name}.txt").read_text(encoding="utf-8") for file, name in files.items()}
-    _write(folder, {file: text.format(**words) for file, text in texts.items()})
-    return Package(folder, module, class_name, tuple(folder / file for file in files))
-
-
-def _module_name(name: str) -> str:
-    from adaptive.errors import ConfigError
-    from adaptive.plugins import installed_policies, installed_rules
-
-    module = name.replace("-", "_")
-    if not PACKAGE_NAME.fullmatch(name) or keyword.iskeyword(module):
-        raise ConfigError(
-            "policy name: expected lowercase letters, digits, - and _, starting with a letter, and no Python keyword, "
-            f"such as my-policy, got {name!r}"
-        )
-    if name in {**installed_policies(), **installed_rules()} or importlib.util.find_spec(module) is not None:
-        raise ConfigError(f"policy name: {name!r} is taken by an installed policy or module. Choose another")
-    return module
-
-
-def _write(folder: Path, texts: dict[str, str]) -> None:
-    from adaptive.errors import OutputError
-    from adaptive.storage.durable import write_directory
-
-    def fill(target: Path) -> None:
-        for file, text in texts.items():
-            path = target / file
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-
-    try:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-        write_directory(folder.absolute(), fill)
-    except FileExistsError:
-        raise OutputError(f"{folder} exists and is not an empty folder. Name another: policies new NAME DIR") from None
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error}") from error

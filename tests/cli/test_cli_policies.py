@@ -1,7 +1,6 @@
-"""`policies list|show|new|check`."""
+"""`policies list|show|check`."""
 
 import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,54 +63,6 @@ def test_show_includes_the_docstring_of_the_module(cli: Cli) -> None:
     Path("mine.py").write_text(f'"""Modes are A and B."""\n{MINE}')
     assert cli("policies", "show", "mine.py:Mine").out.startswith("Modes are A and B.\n\nKeeps what it likes.")
     assert "`defer`" in cli("policies", "show", "slipstream").out.partition("Args:")[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "spec", "group", "option"),
-    [
-        (("old-counts", "here"), "here/old_counts.py:OldCounts", "adaptive.policies", "half_life=10"),
-        (("still-rows", "here", "--rule"), "here/still_rows.py:StillRows", "adaptive.skip_rules", "wait=3"),
-    ],
-)
-def test_new_writes_a_package_that_keeps_the_contract(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], spec: str, group: str, option: str
-) -> None:
-    Path("here").mkdir()
-    result = cli("policies", "new", *words)
-    assert result.code == 0, result.err
-    pyproject, module = tomllib.loads(Path("here/pyproject.toml").read_text()), Path(spec.partition(":")[0])
-    points = {words[0]: spec.removeprefix("here/").replace(".py", "")}
-    assert pyproject["project"]["entry-points"] == {group: points}
-    flag, other = ("--skip", "--policy") if "--rule" in words else ("--policy", "--skip")
-    assert f"{flag} {spec}" in result.out and other not in result.out
-    names: dict[str, Any] = {}
-    monkeypatch.syspath_prepend(Path("here").resolve())
-    exec(Path(f"here/tests/test_{module.stem}.py").read_text(), names)  # noqa: S102 (the test that users get)
-    names["test_contract"]()
-    checked = cli("policies", "check", spec, "--set", option)
-    assert checked.code == 0, checked.out
-    assert all(line.startswith("ok ") for line in checked.out.splitlines())
-
-
-def test_new_keeps_existing_files(cli: Cli) -> None:
-    Path("aged-counts").mkdir()
-    Path("aged-counts/file").write_text("mine")
-    result = cli("policies", "new", "aged-counts")
-    assert result.code == 6 and "not an empty folder" in result.err
-    assert [path.name for path in Path("aged-counts").iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("name", ["Mine", "1st", "my policy", "../up", "my--policy", "class", "-x-", "import"])
-def test_new_refuses_invalid_names(cli: Cli, name: str) -> None:
-    result = cli("policies", "new", "--", name)
-    assert result.code == 2 and "expected lowercase letters" in result.err
-
-
-@pytest.mark.parametrize("name", ["lru", "defer", "json", "numpy"])
-def test_new_refuses_names_that_are_taken(cli: Cli, name: str) -> None:
-    result = cli("policies", "new", name)
-    assert result.code == 2 and "is taken" in result.err
-    assert not Path(name).exists()
 
 
 def test_check_reports_a_policy_that_breaks_the_contract(cli: Cli) -> None:

@@ -18,18 +18,18 @@ from adaptive.embeddings.planning.books import ORDERS
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import PolicyError
 from adaptive.plugins import Options, policy_parameters
-from adaptive.policy import Policy, RowStats, SkipRule
+from adaptive.policy import Policy, RowStats, SkipRule, order_of
 from adaptive.studies.policy_checks.fixtures import (
     BATCH_SIZE,
     TABLE_ROWS,
     BrokenError,
-    CalledPolicy,
     DoubtError,
     FollowedView,
     MadeUpView,
     NotedStats,
     Subject,
     a_sample,
+    follow,
     made_up_batches,
     made_up_stats,
     samples_of,
@@ -39,7 +39,7 @@ _SIZES: Final = (0, 1, 2, 1000)  # candidates in one call
 _MAX_READ: Final = 1000  # batches that `arrange` may read before it yields its first
 
 
-def _calibrated(subject: Subject, times: int = 1) -> CalledPolicy:
+def _calibrated(subject: Subject, times: int = 1) -> Policy:
     policy = subject.make()
     for _ in range(times):
         policy.calibrate(a_sample(), MadeUpView())
@@ -59,7 +59,7 @@ def _parameters(subject: Subject) -> None:
 
 def _rejected(subject: Subject, options: Options) -> bool:
     try:
-        subject.policy(options)
+        subject.make(options)
     except PolicyError:
         return True
     return False
@@ -84,7 +84,7 @@ def _check_scores(scores: object, size: int) -> None:
 
 def _ordered(subject: Subject) -> None:
     policy = _calibrated(subject)
-    columns = policy.order
+    columns = order_of(policy)
     if not columns:
         return
     _require(columns in ORDERS, f"order: expected () or one of {', '.join(map(str, ORDERS))}, got {columns}")
@@ -146,17 +146,17 @@ def _same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     )
 
 
-def _arranged(policy: CalledPolicy) -> list[bytes]:
+def _arranged(policy: Policy) -> list[bytes]:
     """Return the ids of the batches that it makes of a few, in a comparable form."""
     batches = policy.arrange(made_up_batches(12), MadeUpView())
     return [np.asarray(batch.ids).tobytes() for batch in islice(batches, 12 * BATCH_SIZE)]  # which may never end
 
 
-def _answers(policy: CalledPolicy) -> list[bytes]:
+def _answers(policy: Policy) -> list[bytes]:
     """Return its scores during a few batches, in a comparable form."""
     answers, view = [], FollowedView()
     for step in (0, 700, 10_000):
-        policy.follow(step, np.arange(step % 7, 900, 7), view)
+        follow(policy, step, np.arange(step % 7, 900, 7), view)
         answers.append(np.asarray(policy.score(made_up_stats(200, step=step))).tobytes())
     return answers
 
@@ -164,7 +164,7 @@ def _answers(policy: CalledPolicy) -> list[bytes]:
 def _follows(subject: Subject) -> None:
     policy, view = _calibrated(subject), FollowedView()
     for number, size in enumerate((1, 2, 0, 1000)):  # a batch may have no lookups
-        policy.follow(number, np.sort(made_up_stats(size).rows), view)
+        follow(policy, number, np.sort(made_up_stats(size).rows), view)
         _check_scores(policy.score(made_up_stats(1000, step=number)), 1000)
 
 
@@ -193,7 +193,7 @@ def _samples(batches: Sequence[Batch], arranged: Iterable[object]) -> tuple[int,
 
 
 def _arranges_lazily(subject: Subject) -> None:
-    arranged = _calibrated(subject).arrange(_limited(), MadeUpView())
+    arranged = iter(_calibrated(subject).arrange(_limited(), MadeUpView()))
     if next(arranged, None) is None:
         raise BrokenError("arrange: expected batches of an endless stream, got none")
 
@@ -207,7 +207,7 @@ def _limited() -> Iterator[Batch]:
 
 def _trains(subject: Subject) -> None:
     for depth, device_rows in [(0, "15%"), (1, "30%"), (3, "60%"), (5, "100%")]:
-        trained, tables = train_tables(subject.policy(), device_rows, depth=depth)
+        trained, tables = train_tables(subject.make(), device_rows, depth=depth)
         _, expected = train_tables(OneTier(), "100%", depth=0, batches=trained)
         for name, table in tables.items():
             differing = np.flatnonzero((table != expected[name]).any(axis=1))
@@ -219,9 +219,9 @@ def _trains(subject: Subject) -> None:
 
 
 def _rule(subject: Subject) -> None:
-    if subject.policy().rule is not None:
+    if subject.make().rule is not None:
         for check in RULE_CHECKS.values():
-            check(lambda: cast(SkipRule, subject.policy().rule))
+            check(lambda: cast(SkipRule, subject.make().rule))
 
 
 class OneTier(Policy):

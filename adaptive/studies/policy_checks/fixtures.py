@@ -3,7 +3,7 @@
 A call of a policy's method times out as it would in a run.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from itertools import count
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.plugins import Options, make_policy
-from adaptive.policy import NEVER, Policy, RowStats, TierView, order_of
+from adaptive.policy import NEVER, Policy, RowStats
 
 Answer = TypeVar("Answer")
 
@@ -143,18 +143,14 @@ class DoubtError(Exception):
     """The policy keeps the contract, but probably not its author's intent."""
 
 
+@dataclass(frozen=True)
 class Subject:
-    """Create policies of one class.
+    """The class and the parameters of a policy under test."""
 
-    Args:
-        cls: their class.
-        options: their parameters.
-    """
+    cls: type[Policy]
+    options: Options
 
-    def __init__(self, cls: type[Policy], options: Options) -> None:
-        self.cls, self.options = cls, options
-
-    def policy(self, options: Options | None = None) -> Policy:
+    def make(self, options: Options | None = None) -> Policy:
         """Create a policy with its parameters, or with other ones.
 
         Raises:
@@ -162,58 +158,25 @@ class Subject:
         """
         return make_policy(self.cls, self.options if options is None else options)
 
-    def make(self) -> "CalledPolicy":
-        return CalledPolicy(self.policy())
 
+def follow(policy: Policy, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
+    """Report a batch to a policy as training does, and update `view`.
 
-class CalledPolicy:
-    """The methods of a policy, called as training does; most results are not checked."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        return order_of(self._policy)
-
-    @property
-    def window(self) -> int:
-        return self._policy.window
-
-    def score(self, rows: RowStats) -> Any:
-        return self._policy.score(rows)
-
-    def follow(self, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
-        """Report a batch as training does, and update `view`.
-
-        Missing rows come, and half as many of the rows that are not needed leave. Before, the keys of three rows expire
-        that are neither needed nor on the device.
-        """
-        coming = rows[~view.resident_rows[rows]]
-        leaving = np.setdiff1d(np.flatnonzero(view.resident_rows), rows)[: len(coming) // 2]
-        gone = np.setdiff1d(np.flatnonzero(~view.resident_rows), rows)[:3]
-        for array in (rows, coming, leaving, gone):
-            array.flags.writeable = False
-        policy = self._policy
-        calls: dict[str, Callable[[], object]] = {
-            "expired": lambda: policy.expired(number, gone),
-            "looked_up": lambda: policy.looked_up(number, rows, view),
-            "left": lambda: policy.left(number, leaving),
-            "came": lambda: policy.came(number, coming),
-        }
-        for method, call in calls.items():
-            if (answer := call()) is not None:
-                raise BrokenError(f"{method}: expected to return None, got {type(answer).__name__}")
-        view.resident_rows[leaving], view.resident_rows[coming] = False, True
-
-    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
-        self._policy.calibrate(sample, view)
-
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Any]:
-        return iter(self._policy.arrange(batches, view))
-
-    def state_dict(self) -> Any:
-        return self._policy.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        self._policy.load_state_dict(state)
+    Missing rows come, and half as many of the rows that are not needed leave. Before that, the keys of three rows
+    expire that are neither needed nor on the device.
+    """
+    coming = rows[~view.resident_rows[rows]]
+    leaving = np.setdiff1d(np.flatnonzero(view.resident_rows), rows)[: len(coming) // 2]
+    gone = np.setdiff1d(np.flatnonzero(~view.resident_rows), rows)[:3]
+    for array in (rows, coming, leaving, gone):
+        array.flags.writeable = False
+    calls: dict[str, Callable[[], object]] = {
+        "expired": lambda: policy.expired(number, gone),
+        "looked_up": lambda: policy.looked_up(number, rows, view),
+        "left": lambda: policy.left(number, leaving),
+        "came": lambda: policy.came(number, coming),
+    }
+    for method, call in calls.items():
+        if (answer := call()) is not None:
+            raise BrokenError(f"{method}: expected to return None, got {type(answer).__name__}")
+    view.resident_rows[leaving], view.resident_rows[coming] = False, True
