@@ -78,7 +78,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check that a policy or a skip rule keeps its contract; exits with 9 if a check fails."""
-    options = _options(sets or [])
+    options = {name.removeprefix("policy."): value for name, value in given_sets(sets).items()}
     from adaptive.errors import PolicyError
     from adaptive.plugins import PARAMETER, is_rule, parse_policy
     from adaptive.studies.compare.contenders import policy_class
@@ -131,10 +131,6 @@ def _check_lines(results: "Sequence[CheckResult]") -> list[str]:
 def _check_text(result: "CheckResult") -> str:
     word = "warn" if result.is_doubtful else "ok" if result.passed else "FAILED"
     return f"{word:<6} {result.check}{result.reason and ': '}{result.reason}"
-
-
-def _options(sets: list[str]) -> dict[str, Any]:
-    return {name.removeprefix("policy."): value for name, value in given_sets(sets).items()}
 
 
 def _about(name: str, load: Callable[[str], type]) -> dict[str, str]:

@@ -92,12 +92,12 @@ def _refuse_changes(texts: Mapping[str, str], names: Mapping[str, str], others: 
             "those of the run; repeat --policy, --skip or --model only to confirm that you trust its code"
         )
     lengths = {key: text for key, text in texts.items() if key in LENGTHS}
-    if bad := [f"{names[key]} {text}" for key, text in lengths.items() if not (_is_number(text) and int(text))]:
+    if bad := [
+        f"{names[key]} {text}"
+        for key, text in lengths.items()
+        if not (text.isascii() and text.isdecimal() and int(text))
+    ]:
         raise typer.BadParameter(f"expected a whole number above 0, got {', '.join(bad)}")
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
 
 
 def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, as_json: bool) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Final
 from adaptive.errors import ConfigError, OutputError, printable
 from adaptive.storage.durable import write_atomic
 from adaptive.studies.compare import ComparedPolicy, Comparison
+from adaptive.studies.compare.comparison_report import busy_shares
 from adaptive.studies.compare.verdicts import CONFIDENCE
-from adaptive.studies.simulate.simulation import PolicyForecast, Simulation
+from adaptive.studies.simulate.simulation import Simulation
 from adaptive.training.telemetry.record import LOOK_AHEAD_STAGES, STAGES
 
 SUFFIXES: Final = (".png", ".svg")
@@ -105,10 +106,13 @@ def _draw_comparison(policies: Sequence[ComparedPolicy], budget: float, figure: 
         figure.text(0.5, 0.5, "No run finished.", ha="center")
         return
     axes = figure.subplots(2, 2, sharey=True)
-    axes[0, 0].set_yticks(range(len(policies)), list(map(_policy_name, policies)))
+    axes[0, 0].set_yticks(range(len(policies)), [_short(policy.policy) for policy in policies])
     axes[0, 0].set_ylim(len(policies) - 0.5, -0.5)  # the first policy at the top
     _draw_differences(policies, budget, axes[0, 0])
-    _draw_bars(axes[0, 1], "Samples per second (median)", {"": [policy.samples_per_s or 0.0 for policy in policies]})
+    busy = "; other processes used the cores" if busy_shares(policies) else ""
+    _draw_bars(
+        axes[0, 1], f"Samples per second (median{busy})", {"": [policy.samples_per_s or 0.0 for policy in policies]}
+    )
     stages = {stage: [policy.time_ms.get(stage) or 0.0 for policy in policies] for stage in STAGE_COLORS}
     _draw_bars(axes[1, 0], "Stages of a training step (ms)", stages, STAGE_COLORS.values())
     moved = {
@@ -150,10 +154,6 @@ def _draw_bars(axes: Any, title: str, parts: Mapping[str, Sequence[float]], colo
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
 
 
-def _policy_name(policy: ComparedPolicy) -> str:
-    return _short(policy.policy)
-
-
 # --- simulate ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +174,7 @@ def _draw_simulation(result: Simulation, figure: Any) -> None:
         runs = sorted((run for run in result.runs if run.policy == policy), key=lambda run: run.device_share)
         shares = [100 * run.device_share for run in runs]
         hits.plot(shares, [100 * (run.row_hit_rate or 0.0) for run in runs], label=_short(policy), **style)
-        moved.plot(shares, [_moved(run) / result.batches / MIB for run in runs], **style)
+        moved.plot(shares, [(run.bytes_h2d + run.bytes_d2h) / result.batches / MIB for run in runs], **style)
         best = [(100 * run.device_share, 100 * run.belady_row_hit_rate) for run in runs if run.belady_row_hit_rate]
         bounds |= {tuple(best): None} if best else {}
     for number, points in enumerate(bounds):
@@ -185,10 +185,6 @@ def _draw_simulation(result: Simulation, figure: Any) -> None:
     for axes in (hits, moved):
         axes.set(xlabel="rows on the device (%)", xlim=(0, None), ylim=(0, None))
     figure.legend(loc="outside lower center", ncols=5)
-
-
-def _moved(run: PolicyForecast) -> int:
-    return run.bytes_h2d + run.bytes_d2h
 
 
 def _short(name: str) -> str:

@@ -46,6 +46,13 @@ def test_a_comparison_shows_budget_stages_and_every_name(tmp_path: Path) -> None
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "compared.svg").read_bytes()
 
 
+def test_speeds_of_a_busy_machine_are_marked(tmp_path: Path) -> None:
+    (first, *others) = comparison().policies
+    busy = replace(first, runs=[replace(run, others_cpu_share=0.4) for run in first.runs])
+    plot_comparison(replace(comparison(), policies=[busy, *others]), tmp_path / "busy.svg")
+    assert "Samples per second (median; other processes used the cores)" in texts(tmp_path / "busy.svg")
+
+
 def test_a_comparison_without_a_finished_run_says_so(tmp_path: Path) -> None:
     failed = [replace(policy, seeds=[]) for policy in comparison().policies]
     plot_comparison(replace(comparison(), policies=failed), tmp_path / "none.svg")

@@ -203,7 +203,7 @@ def outcome_sentence(policies: Policies) -> str:
     speed = _best_text("most samples/s", speeds, count_text, "{:.2f} times", operator.truediv, control, candidates)
     if not all(policy.same_samples for policy in candidates):
         quality = "the AUCs are of different samples, so none is the highest"
-    if _busy_shares(policies):
+    if busy_shares(policies):
         speed = "other processes used the cores, so no speed is the highest"
     text = "; ".join(filter(None, (quality if aucs else "", speed if speeds else "")))
     return f"{text[:1].upper()}{text[1:]}." if text else "There are no numbers to compare."
@@ -244,7 +244,7 @@ def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
     return f"{policy.policy}: {word}{judged_by} ({policy.reason})"
 
 
-def _busy_shares(policies: Policies) -> list[float]:
+def busy_shares(policies: Policies) -> list[float]:
     """The shares of the cores that other processes used, of the runs that they may have slowed."""
     shares = [run.others_cpu_share for policy in policies for run in policy.runs]
     return [share for share in shares if share is not None and share > BUSY_SHARE]
@@ -252,7 +252,7 @@ def _busy_shares(policies: Policies) -> list[float]:
 
 def _busy_text(policies: Policies) -> str:
     """A warning if other processes used the cores while runs were timed."""
-    if not (busy := _busy_shares(policies)):
+    if not (busy := busy_shares(policies)):
         return ""
     return (
         f"warning: other processes used up to {percent_text(max(busy))} of the cores during {len(busy)} of "

@@ -76,12 +76,9 @@ def stop_lines(result: Simulation) -> list[str]:
         flags = f"--policies {','.join(sizes)} --device-rows {listed}"
         return [f"stopped before {left_out}. Run the same command with {flags} for these"]
     missing = f"{left_out} are missing. " if left_out else ""
-    batches = _batches_text(result.batches, result.total_batches)
+    total = "" if result.total_batches is None else f" of {count_text(result.total_batches)}"
+    batches = f"{count_text(result.batches)}{total} batches"
     return [f"stopped after {batches}: all numbers are of these. {missing}Run the same command again for all"]
-
-
-def _batches_text(batches: int, total: int | None) -> str:
-    return f"{count_text(batches)}{'' if total is None else f' of {count_text(total)}'} batches"
 
 
 def _sizes_by_policy(runs: Sequence[SizedPolicy]) -> dict[str, list[str]]:

@@ -110,11 +110,6 @@ class TableCounts:
         """Share of lookups of rows whose update was skipped."""
         return share(self.skipped_lookups, self.lookups)
 
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes of rows copied in both directions."""
-        return self.bytes_h2d + self.bytes_d2h
-
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
