@@ -7,7 +7,7 @@ to fix it.` Our own mistakes are `assert`s and end with exit code 1.
 import difflib
 import traceback
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 def printable(text: str) -> str:
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def error_text(error: BaseException, most: int = 500) -> str:
-    """Type and text of an error that custom code raised, made safe to print.
+    """Type, text and place of an error that custom code raised, made safe to print.
 
     Its `__str__` may raise, and its text may contain terminal codes.
     """
@@ -25,7 +25,9 @@ def error_text(error: BaseException, most: int = 500) -> str:
     except BaseException as failed:  # custom code may raise anything
         text = f"(its __str__ raised {type(failed).__name__})"
     text = text if len(text) <= most else f"{text[:most]} ..."
-    return f"{type(error).__name__}: " + "\n".join(map(printable, text.split("\n")))
+    place = custom_place(error)
+    text = f"{type(error).__name__}: " + "\n".join(map(printable, text.split("\n")))
+    return f"{text} (your {place})" if place else text
 
 
 NO_TORCH = (
@@ -34,10 +36,14 @@ NO_TORCH = (
 )
 
 
-def line_in(error: BaseException, file: str) -> int | None:
-    """Return the line of a file that raised an error, or that called what raised it; None if none did."""
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
-    return lines[-1] if lines else None
+CUSTOM_CODE: Final[dict[str, str]] = {}  # file of custom code that was loaded -> policy, skip rule or model
+
+
+def custom_place(error: BaseException) -> str | None:
+    """Return `model FILE:LINE` if custom code raised an error, or called what raised it."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    inside = [f"{CUSTOM_CODE[file]} {file}:{line}" for file, line in places if file in CUSTOM_CODE]
+    return inside[-1] if inside else None
 
 
 def suggestion(word: str, names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from adaptive.config import SkipConfig
-from adaptive.errors import AdaptiveError, ConfigError, PolicyError, error_text, line_in, suggestion
+from adaptive.errors import CUSTOM_CODE, AdaptiveError, ConfigError, PolicyError, error_text, suggestion
 from adaptive.policy import Policy, SkipRule
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
 MODEL_ENTRY_POINTS = "adaptive.models"
 NO_RULE: Final = "off"  # the name that means: nothing is skipped
-LOADED: Final[dict[str, str]] = {}  # file of custom code that was loaded -> policy, skip rule or model
 PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+every=8
 
 
@@ -130,12 +129,6 @@ def parse_policy(name: str) -> tuple[str, dict[str, str], str | None]:
     return spec, options, None
 
 
-def custom_place(error: BaseException) -> str | None:
-    """Return `your model FILE:LINE` if custom code raised an error, or called what raised it."""
-    places = [f"your {kind} {file}:{line}" for file, kind in LOADED.items() if (line := line_in(error, file))]
-    return places[-1] if places else None
-
-
 def load_policy_class(spec: str) -> type[Policy]:
     """Load the policy class of a name, `module.path:Class` or `path/to/file.py:Class`.
 
@@ -180,7 +173,7 @@ def _load_class(
     except PolicyError as unloaded:
         raise unloaded if error is PolicyError else error(str(unloaded)) from unloaded.__cause__
     if module.__file__ and not module.__name__.startswith("adaptive."):
-        LOADED[module.__file__] = kind
+        CUSTOM_CODE[module.__file__] = kind
     cls = getattr(module, name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         home = "adaptive" if base.__module__.startswith("adaptive") else "torch.nn"
@@ -383,11 +376,11 @@ def _load_file(path: Path, kind: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and annotations inside the file need it
+    CUSTOM_CODE[str(module.__file__)] = kind
     try:
         spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        line = line_in(error, str(module.__file__))
-        raise PolicyError(f"{kind} file {path}{f':{line}' if line else ''}: {error_text(error)}") from error
+        raise PolicyError(f"{kind} file {path}: {error_text(error)}") from error
     return module

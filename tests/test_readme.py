@@ -53,9 +53,9 @@ def test_the_schema_that_explains_the_language_is_one_and_no_option_is_missing(t
     page = ROOT / "docs/how-to/data.md"
     (schema,) = (text for kind, text in blocks(page) if kind == "toml")
     (tmp_path / "schema.toml").write_text(schema)
-    header = "rating,bought,price,user_affinity_a,user,genres,item,timestamp"
+    header = "rating,bought,price,user_affinity_a,user,genres,item,timestamp,importance"
     (tmp_path / "ratings.csv").write_text(
-        f"{header}\n4,1,2.5,1,17,drama|crime,-7,2026-01-01\n3,0,1,0,4999,,5,2026-01-02\n"
+        f"{header}\n4,1,2.5,1,17,drama|crime,-7,2026-01-01,1\n3,0,1,0,4999,,5,2026-01-02,2\n"
     )
     data = open_dataset(f"csv:{tmp_path}/ratings.csv", DataOptions(schema_path=tmp_path / "schema.toml"))
     (batch,) = data.train(10)

@@ -33,7 +33,7 @@ from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
 from adaptive.cli.trained_commands import evaluate, export, predict
 from adaptive.data.reading_progress import ReportBytes, listen_to_reading
-from adaptive.errors import NO_TORCH, AdaptiveError, error_text
+from adaptive.errors import NO_TORCH, AdaptiveError, custom_place, error_text
 from adaptive.system import STOPPED, is_hangup_heard
 from adaptive.training.telemetry.formatting import bytes_text
 
@@ -189,10 +189,8 @@ def _verdict(error: Exception) -> tuple[int, str]:
         return 1, f"error: out of memory{f': {error}' if str(error) else ''}. {more}"
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return 1, f"error: {NO_TORCH}"
-    from adaptive.plugins import custom_place
-
-    if place := custom_place(error):
-        return 1, f"error: {place} raised {error_text(error)}. Run again with {DEBUG} for the traceback"
+    if custom_place(error):
+        return 1, f"error: {error_text(error)}. Run again with {DEBUG} for the traceback"
     if isinstance(error, OSError):
         return 1, f"error: {error}. Run again with {DEBUG} to see where"
     return 1, f"bug: {type(error).__name__}: {error}. Run again with {DEBUG} for the traceback, and report it"

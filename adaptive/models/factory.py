@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from torch import nn
 
 from adaptive.config import explain
-from adaptive.errors import ConfigError, suggestion
+from adaptive.errors import ConfigError, error_text, suggestion
 from adaptive.models.dense import assembly
 from adaptive.models.dense.base import Inputs
 from adaptive.models.model_settings import (
@@ -150,7 +150,7 @@ def _custom_options(cls: type[nn.Module]) -> type[CustomConfig]:
 
 def _bad_parameters(cls: type[nn.Module], error: Exception) -> ConfigError:
     return ConfigError(
-        f"model {cls.__name__}: expected parameters that settings can have, got an error: {_text(error)}"
+        f"model {cls.__name__}: expected parameters that settings can have, got an error: {error_text(error)}"
     )
 
 
@@ -164,7 +164,7 @@ def _make_custom(cls: type[nn.Module], config: CustomConfig, inputs: Inputs, *, 
             model = cls(**arguments)
         except Exception as error:
             raise ConfigError(
-                f"model {cls.__name__}: expected a model, got an error in __init__: {_text(error)}"
+                f"model {cls.__name__}: expected a model, got an error in __init__: {error_text(error)}"
             ) from error
         _try(model, config.embedding_dim, inputs)
     _check_dtypes(model)
@@ -197,7 +197,7 @@ def _try(model: nn.Module, width: int, inputs: Inputs) -> None:
         with torch.no_grad():
             logits = model(dense, pooled)
     except Exception as error:
-        raise ConfigError(f"{where}: expected logits, got an error: {_text(error)}") from error
+        raise ConfigError(f"{where}: expected logits, got an error: {error_text(error)}") from error
     finally:
         model.train(was_training)
     if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2,):
@@ -217,7 +217,3 @@ def _parameters(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
     except (NameError, TypeError, ValueError) as error:
         raise _bad_parameters(cls, error) from error
     return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
