@@ -167,3 +167,13 @@ def test_two_heads_learn_clicks_and_amounts(capsys: pytest.CaptureFixture[str]) 
     text = printed("multi_task.py", capsys)
     auc, error, of_mean = (float(number) for number in re.findall(r"0\.\d{4}", text)[-3:])
     assert auc > 0.8 and error < 0.2 * of_mean
+
+
+def test_slipstream_leaves_out_as_many_inputs_each_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["slipstream_rule.py", "--quick"])
+    text = printed("papers/slipstream_rule.py", capsys)
+    shares = dict(re.findall(r"^(\w+) +(\d+\.\d)% left out", text, re.M))
+    assert float(shares["FAE"]) == 0 < float(shares["stale"]) == float(shares["random"])
+    assert abs(float(shares["residual"]) - float(shares["stale"])) < 2
