@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from adaptive.models.dense.dlrm import DLRM, TBSM
     from adaptive.models.model_settings import DLRMConfig, TBSMConfig
     from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-    from adaptive.policy import NEVER, Policy, RowStats, SkipRule, TierView
+    from adaptive.policy import NEVER, SATURATED, Policy, RowStats, SkipRule, TierView
     from adaptive.studies.own_loop.loop_recording import Recording
     from adaptive.studies.own_loop.loop_studies import compare_policies, simulate_policies
     from adaptive.studies.policy_checks import check_policy, check_rule
@@ -49,7 +49,7 @@ _PUBLIC_NAMES = {
     "models.dense.dlrm": "DLRM TBSM",
     "models.model_settings": "DLRMConfig TBSMConfig",
     "optim": "Adagrad Adam FTRL RowOptimizer RowwiseAdagrad SGD",
-    "policy": "NEVER Policy RowStats SkipRule TierView",
+    "policy": "NEVER SATURATED Policy RowStats SkipRule TierView",
     "studies.own_loop.loop_recording": "Recording",
     "studies.own_loop.loop_studies": "compare_policies simulate_policies",
     "studies.policy_checks": "check_policy check_rule",
@@ -63,6 +63,7 @@ __all__ = [
     "DLRM",
     "FTRL",
     "NEVER",
+    "SATURATED",
     "SGD",
     "TBSM",
     "AccessLog",

@@ -360,8 +360,8 @@ class SkipConfig(Config):
 
     rule: str | None = Field(
         default=None,
-        description="skip rule for any policy: off, defer, predicted, updates, inputs, module:Class or file.py:Class, "
-        "with parameters as in defer+every=8; null: the rule of the policy",
+        description="skip rule for any policy: off, defer, predicted, module:Class or file.py:Class, "
+        "with parameters as in defer+at_most=8; null: the rule of the policy",
     )
 
     interval: int = Field(default=64, ge=1, le=MOST, description="batches between calls of the skip rule")
@@ -373,13 +373,7 @@ class SkipConfig(Config):
         default=64,
         ge=1,
         le=2**31,
-        description="lookups of a row before it is watched, and between two of its snapshots",
-    )
-    min_visits: int = Field(
-        default=32,
-        ge=1,
-        lt=2**16,
-        description="minimum number of batches with a lookup of the row between two of its snapshots",
+        description="lookups of a row before it is watched",
     )
     feedback_delay: int = Field(
         default=8,

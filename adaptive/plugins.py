@@ -32,7 +32,7 @@ ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
 MODEL_ENTRY_POINTS = "adaptive.models"
 NO_RULE: Final = "off"  # the name that means: nothing is skipped
-PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+every=8
+PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+at_most=8
 
 
 def _installed(group: str) -> dict[str, str]:
@@ -144,7 +144,7 @@ def load_rule_class(spec: str) -> type[SkipRule]:
     Raises:
         PolicyError: if there is no such class, or it is not a complete `SkipRule`.
     """
-    return _load_class(spec, "skip rule", installed_rules(), SkipRule)  # type: ignore[type-abstract]
+    return _load_class(spec, "skip rule", installed_rules(), SkipRule)
 
 
 def load_model_class(spec: str) -> "type[nn.Module]":
@@ -213,7 +213,7 @@ def is_rule(spec: str) -> bool:
 
 
 def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
-    """Create a skip rule from a class or a name with parameters, such as `defer+every=8`.
+    """Create a skip rule from a class or a name with parameters, such as `defer+at_most=8`.
 
     An instance is checked and returned.
 
@@ -267,13 +267,13 @@ def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipC
 
 
 def _checked_rule(rule: SkipRule) -> SkipRule:
-    flags = ("leaves_out", "watches", "asks", "drops_inputs", "reads_inputs_only")
+    flags = ("drops_inputs", "reads_inputs_only")
     _check_attributes(
         "skip rule",
         rule,
-        at_most=("an integer from 1 to 255", isinstance(rule.at_most, int) and 1 <= rule.at_most <= 255),
+        least=("0 or 1", isinstance(rule.least, int) and 0 <= rule.least <= 1),
+        most=("an integer from 1 to 255", isinstance(rule.most, int) and 1 <= rule.most <= 255),
         warmup=("an integer of at least 0", isinstance(rule.warmup, int) and rule.warmup >= 0),
-        every=("an integer of at least 1", isinstance(rule.every, int) and rule.every >= 1),
         **{name: ("True or False", isinstance(getattr(rule, name), bool)) for name in flags},
     )
     return rule

@@ -12,13 +12,15 @@ Letters: n candidate rows, N lookups of a batch.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 
+SATURATED: Final = np.float32(0.05)
+"""A row is saturated if its latest updates moved it by less than this share of its length each."""
 NEVER = np.iinfo(np.int64).max  # `next_access` of a row that no batch in the window looks up
 
 
@@ -35,14 +37,9 @@ class RowStats:
     accesses: NDArray[np.int64]  # (n,) lookups so far
     last_access: NDArray[np.int64]  # (n,) latest batch that looked up the row, or -1
     next_access: NDArray[np.int64]  # (n,) next batch in the window that looks up the row, or NEVER
-    update_norm: NDArray[np.float32]  # (n,) sum of the L2 norms of all updates while `score` or a rule could ask
-    drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row||; NaN if unknown or if an update was skipped
-    drift_accesses: NDArray[np.int64]  # (n,) lookups between the two snapshots behind `drift`
-    drift_visits: NDArray[np.int64]  # (n,) batches with such a lookup between the two snapshots
-    visits: NDArray[np.int64]  # (n,) batches that looked up the row if updates are deferred, else 0
-    waiting: NDArray[np.bool_]  # (n,) gradients are accumulated, as of the skip rule's latest answer
-    at_rest: NDArray[np.bool_]  # (n,) moved by less than 5% of its length between its two latest snapshots
-    saturated: NDArray[np.bool_]  # (n,) updates are skipped, as of the skip rule's latest answer
+    update_norm: NDArray[np.float32]  # (n,) sum of the L2 norms of all updates; NaN if `order` evicts without `score`
+    update_size: NDArray[np.float32]  # (n,) running mean of ||update|| / ||row||; NaN if the row is not watched
+    saturated: NDArray[np.bool_]  # (n,) update_size < SATURATED
     resident: NDArray[np.bool_]  # (n,) on the device now
 
     @property
@@ -94,11 +91,11 @@ class TierView(Protocol):
         ...
 
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(n,) True for rows whose updates are skipped, not for those whose gradients are accumulated."""
+        """(n,) True for watched rows whose latest updates moved them by less than 5% of their length each."""
         ...
 
 
-class SkipRule(ABC):
+class SkipRule:
     """Decides which row updates are accumulated or skipped.
 
     Nothing else in the library skips work.
@@ -106,11 +103,10 @@ class SkipRule(ABC):
     Implement `visits`. A rule works next to any policy, and only if skipping is switched on (`SkipConfig`, `--skip`):
 
         class EveryFourth(SkipRule):
-            '''Rows that hardly move are written at every 4th visit, with the sum of four gradients.'''
+            '''Saturated rows are written at every 4th visit, with the sum of four gradients.'''
 
             def visits(self, rows):
-                resting = rows.drift < 0.01
-                return np.where(resting, 4, 1)
+                return np.where(rows.saturated, 4, 1)
 
     Guarantees: placement changes no answer and no number. Methods are called from one thread, never concurrently.
     Input arrays are read-only. Answers are checked before any row moves. Reports show what was skipped. A *visit* of a
@@ -123,17 +119,16 @@ class SkipRule(ABC):
     Adagrad and FTRL, 2 D + 1 under Adam.
 
     Keyword-only parameters of `__init__`, annotated and with defaults, are the rule's settings:
-    `--skip defer+every=8`.
+    `--skip defer+at_most=8`.
     """
 
-    watches: bool = True
-    """Set to False if the rule does not need `RowStats.drift`; the runtime then measures a sample, for reports only."""
+    least: int = 1
+    """Lower limit for the answers of `visits`, 0 or 1. With 0 updates may be lost. With 1 every gradient is applied at
+    some visit."""
 
-    asks: bool = True
-    """Set to False if `every` and `at_most` decide everything; `visits` is then not called."""
-
-    leaves_out: bool = False
-    """Set to True if `visits` may return 0, which loses updates. Otherwise every gradient is applied at some visit."""
+    most: int = 255
+    """Upper limit for the answers of `visits`, from 1 to 255. With 1 no gradient is accumulated. If both limits are 1,
+    no row is watched, and `visits` is not called."""
 
     drops_inputs: bool = False
     """Set to True if `arrange` drops samples; count them in `seen_inputs` and `dropped_inputs`."""
@@ -142,15 +137,6 @@ class SkipRule(ABC):
     """Set to True if `arrange` decides by the batches alone, apart from `TierView.rows` and `num_rows`; other
     attributes of the view raise errors. With several ranks, each runs it over all batches and gets the same answers;
     other rules that drop inputs are refused."""
-
-    mode: str = ""
-    """Text that reports add to the rule's name, such as `by movement`."""
-
-    at_most: int = 255
-    """Upper limit for the answers of `visits`, from 1 to 255. With 1 no gradient is accumulated."""
-
-    every: int = 1
-    """A row's gradients are accumulated over at most (its visits so far) / `every` visits."""
 
     warmup: int = 100
     """Batches before anything is accumulated or skipped."""
@@ -170,16 +156,15 @@ class SkipRule(ABC):
     reported: ClassVar[tuple[str, ...]] = ()
     """Names of numeric attributes that every record of a run shows."""
 
-    def begin(self, optimizer: str) -> None:  # noqa: B027 (optional, not abstract)
+    def begin(self, optimizer: str) -> None:
         """Prepare for training. `optimizer` is `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
 
-    def expired(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
         """Note that these rows (n,), ascending, lost their keys before batch `number`. Default: do nothing.
 
         As `Policy.expired`. A row that was watched no longer is.
         """
 
-    @abstractmethod
     def visits(self, rows: RowStats) -> NDArray[Any]:
         """Return the number of visits per update of each watched row.
 
@@ -187,8 +172,10 @@ class SkipRule(ABC):
 
         Returns:
             (n,) integers. 1: every visit updates the row. k > 1: gradients are accumulated and applied at every k-th
-            visit. 0: updates are skipped until the next call (set `leaves_out`).
+            visit. 0: updates are skipped until the next call (set `least` to 0). A row is measured when it is updated,
+            so let a skipped one be updated from time to time.
         """
+        return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         """Drop samples before the policy sees the batches. Default: drop none.

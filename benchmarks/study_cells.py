@@ -51,11 +51,7 @@ def ruled(label: str, rule: str) -> Way:
 
 
 OFF = ruled("off", "off")
-DEFER = ruled("defer", "defer+by=least")
-VISITS = ruled("defer by visits", "defer+by=visits")
-MOVEMENT = ruled("defer by movement", "defer+by=movement")
-UPDATES = ruled("updates", "updates")
-INPUTS = ruled("inputs", "inputs")
+DEFER = ruled("defer", "defer")
 PREDICTED = ruled("predicted", "predicted")
 MORE = ruled("predicted, factor 3", "predicted+factor=3")
 SLIPSTREAM = Way("slipstream")  # with its default rules
@@ -64,11 +60,6 @@ SLIPSTREAM = Way("slipstream")  # with its default rules
 def off(label: str, **config: Any) -> Way:
     """Return a control that skips nothing, with other settings."""
     return Way(label, "lfu", config={"skip": {"rule": "off"}, **config})
-
-
-def updates(target: float) -> Way:
-    """`updates` up to a share of the watched rows' updates."""
-    return ruled(f"updates {target:g}", f"updates+target_skip={target:g}")
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
@@ -140,7 +131,7 @@ def time_blocks() -> tuple[Block, ...]:
     """Rules that leave inputs or updates out, against all that costs as little."""
     from benchmarks.study_sets import LARGE
 
-    rules = (PREDICTED, SLIPSTREAM, VISITS)
+    rules = (PREDICTED, SLIPSTREAM, DEFER)
     few = tuple(at_rate(kind, rate) for rate in RATES for kind in PLAIN)
     wide = tuple(at_rate("easy", rate, batch=2048, model_options=_RMC2, name=", RMC2") for rate in RATES[1:])
     adam = at_rate("easy", 0.03, name=", adam", optimizer=ROW_OPTIMIZERS["adam"])
@@ -150,12 +141,12 @@ def time_blocks() -> tuple[Block, ...]:
     return (
         Block("rates", few, (*controls()[:2], PREDICTED), seeds=5, **fresh),
         Block("rates-factor", few[-2:], (OFF, MORE), seeds=5, **fresh | {"bar": 0.0005}),
-        Block("rates-others", few, (OFF, *controls()[2:], SLIPSTREAM, VISITS), seeds=5, **fresh),
+        Block("rates-others", few, (OFF, *controls()[2:], SLIPSTREAM, DEFER), seeds=5, **fresh),
         Block("rates-rmc2", wide, (*controls(batch=2048)[:3], PREDICTED), seeds=3, **fresh),
         Block("rates-sets", LARGE, (*controls()[:2], *rules), seeds=5, **fresh | {"bar": 0.0005}),
-        Block("rates-adam", (adam,), (*controls(rows="adam")[:2], PREDICTED, VISITS), seeds=3, **fresh),
+        Block("rates-adam", (adam,), (*controls(rows="adam")[:2], PREDICTED, DEFER), seeds=3, **fresh),
         Block("rates-epochs", (longer,), (*controls()[:2], PREDICTED), seeds=5, **fresh),
-        Block("rates-skewed", skewed, (*controls()[:2], *rules, INPUTS), seeds=5, **fresh),
+        Block("rates-skewed", skewed, (*controls()[:2], *rules), seeds=5, **fresh),
     )
 
 
@@ -169,16 +160,13 @@ def blocks() -> tuple[Block, ...]:
     """All of the study."""
     from benchmarks.study_sets import LARGE
 
-    deferring = (OFF, DEFER, VISITS, MOVEMENT)
-    papers = (OFF, DEFER, UPDATES, INPUTS)
+    deferring = (OFF, DEFER)
     return (
         *time_blocks(),
         Block("bar", tuple(whole(kind) for kind in PLAIN), deferring, seeds=5),  # three say too little on `hard`
         Block("bar-drift", tuple(whole(kind, ", drift") for kind in PLAIN), deferring, seeds=5),
         Block("optimizers", tuple(whole(kind, rows=rows) for rows in OTHERS for kind in PLAIN), deferring),
-        Block("papers", tuple(whole(kind, drift) for drift in DRIFTS for kind in PLAIN), papers),
-        Block("real", LARGE, (*deferring, UPDATES, INPUTS)),
-        Block("targets", (whole("easy"),), (OFF, updates(0.05), UPDATES, updates(0.4))),
+        Block("real", LARGE, deferring),
     )
 
 

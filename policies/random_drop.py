@@ -60,8 +60,7 @@ class Drop(SkipRule):
     reported = ("effective_share",)
 
     drops_inputs = reads_inputs_only = True
-    watches = asks = False
-    at_most = 1
+    most = 1
     warmup = 0
 
     def __init__(
@@ -83,9 +82,6 @@ class Drop(SkipRule):
     @property
     def effective_share(self) -> float:
         return self._weights.effective_share
-
-    def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         refill, size = KeptInputs(self), 0

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, RowStats, SkipRule, TierView, concatenate
+from adaptive import Batch, SkipRule, TierView, concatenate
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -135,16 +135,6 @@ class WeightSums:
         return float(total * total / (count * squares)) if count else 1.0
 
 
-def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
-    """(B,) greatest of the values (N,) of each sample's lookups, at least 0."""
-    largest = np.zeros(batch.num_samples, values.dtype)
-    if batch.bag_size:
-        np.max(batch.by_sample(values), axis=(0, 2), initial=0, out=largest)
-        return largest
-    np.maximum.at(largest, samples_of_lookups(batch), values)
-    return largest
-
-
 class PeekableBatches:
     """Batches to be read, one of which is read ahead to know if there are more."""
 
@@ -253,27 +243,6 @@ class ByRow(Generic[Scalar]):
     def rows(self) -> NDArray[np.int64]:
         """Rows whose value is not 0, ascending."""
         return np.flatnonzero(self._values)
-
-
-def movement(rows: RowStats) -> NDArray[np.float64]:
-    """(n,) movement of each row per visit, relative to its length; NaN if unknown.
-
-    A random walk with this step covers the row's drift in its `drift_visits`. So rows with different distances between
-    snapshots can be compared.
-    """
-    moved: NDArray[np.float64] = rows.drift.astype(np.float64) / np.sqrt(np.maximum(rows.drift_visits, 1))
-    return moved
-
-
-def probed(rows: NDArray[np.int64], step: int, every: int) -> NDArray[np.bool_]:
-    """(n,) True for one in `every` rows or inputs, by a hash of number and batch; 0: none."""
-    if not every:
-        return np.zeros(len(rows), np.bool_)
-    mixed = rows.astype(np.uint64) * np.uint64(_MIX_ROW)  # wraps, as a hash should
-    mixed ^= np.uint64(step * _MIX_STEP & (1 << 64) - 1)
-    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX_LAST)
-    chosen: NDArray[np.bool_] = (mixed >> np.uint64(33)) % np.uint64(every) == 0
-    return chosen
 
 
 def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

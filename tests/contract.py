@@ -68,8 +68,7 @@ class DropsOdd(SkipRule):
     """Every other sample is left out; nothing is asked about rows."""
 
     drops_inputs = True
-    watches = asks = False
-    at_most = 1
+    most = 1
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
         raise AssertionError("not asked")
@@ -144,11 +143,8 @@ POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     *((cls, {}) for cls in BUILT_INS + OTHERS),
     (LFU, {"half_life": 20}),
     (ScratchPipe, {"window": 0}),
-    (Carrying, {"spec": "defer+every=1+at_most=3+warmup=0"}),
-    (Carrying, {"spec": "defer+by=movement+at_most=3+warmup=0+bound=5"}),
-    (Carrying, {"spec": "updates+warmup=0+threshold=0.5+probe_every=3"}),
-    (Carrying, {"spec": "inputs+warmup=0+threshold=0.5"}),
-    (Carrying, {"spec": "inputs+warmup=0+target_drop=0.3"}),
+    (Carrying, {"spec": "defer+at_most=3+warmup=0"}),
+    (Carrying, {"spec": "support.skip_rules:Waits+most=3"}),
     (Carrying, {"spec": "predicted+warmup=2+factor=2"}),
     (FAE, {"select": "top", "rate": 10, "block": 5}),
     (FAE, {"rate": 25, "block": 4, "held_back": 4, "measure_every": 1, "spool_bytes": 1}),
@@ -173,12 +169,7 @@ def row_stats(size: int, **columns: Any) -> RowStats:
         "last_access": np.full(size, -1),
         "next_access": np.full(size, np.iinfo(np.int64).max),
         "update_norm": np.zeros(size, np.float32),
-        "drift": np.full(size, np.nan, np.float32),
-        "drift_accesses": np.zeros(size, np.int64),
-        "drift_visits": np.zeros(size, np.int64),
-        "visits": np.zeros(size, np.int64),
-        "waiting": np.zeros(size, np.bool_),
-        "at_rest": np.zeros(size, np.bool_),
+        "update_size": np.full(size, np.nan, np.float32),
         "saturated": np.zeros(size, np.bool_),
         "resident": np.ones(size, np.bool_),
     }

@@ -361,15 +361,18 @@ def lowest_slots(
     return [slots[place] for place in sorted(ranked[:count])]
 
 
-def drift(row: Floats, snapshot: Floats | None) -> np.float32:
-    """How far a row moved since its snapshot, as a part of its size; NaN without a snapshot."""
-    if snapshot is None:
-        return f32(np.nan)
-    moved = square_sum(row - snapshot)
-    if moved == 0:
-        return f32(0)
-    with np.errstate(divide="ignore"):  # a row of zeros: inf
-        return f32(math.sqrt(moved / square_sum(row)))
+def update_size(size: np.float32, norm: np.float32, length: np.float32, visits: int) -> np.float32:
+    """The running mean of a row's update sizes, after an update of so many visits; NaN: none yet."""
+    with np.errstate(divide="ignore"):  # a row of zeros that moves: inf
+        new = f32(0) if norm == 0 else f32(norm / length)
+    share = f32(0.125)
+    if visits > 1:
+        new, stays = f32(new / f32(math.sqrt(visits))), f32(1)
+        for _ in range(visits):
+            stays *= f32(0.875)
+        share = f32(1) - stays
+    with np.errstate(invalid="ignore"):  # infinite twice: NaN
+        return new if np.isnan(size) else f32(size + share * (new - size))
 
 
 # --- a whole training --------------------------------------------------------------------------------------------

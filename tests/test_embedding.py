@@ -324,14 +324,14 @@ def test_memory_in_bytes() -> None:
     assert memory["bookkeeping"] == 8 * (30 + 50) + 17 * (3 + 5)
     scored = TieredEmbeddingBag([USERS, WORDS], TierConfig(device_rows="10%"), policy=LFU, optimizer=Adam())
     assert scored.statistics.memory()["bookkeeping"] == (8 + 4) * (30 + 50) + 17 * (3 + 5)
-    assert memory["snapshots"] == 0
+    assert memory["sums"] == 0
 
 
 def test_memory_of_watching_rows() -> None:
-    """The rule is `defer`: snapshots of all rows, which are few, sums, and for Adagrad as many squares."""
+    """The rule is `defer`: sums, and for Adagrad as many squares."""
     skip = SkipConfig(rule="defer", hot_rows="10%")
     embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=LFU, optimizer=Adagrad(), skip=skip)
-    assert embeddings.statistics.memory()["snapshots"] == 3 * 4 * (3 * 4 + 5 * 16)
+    assert embeddings.statistics.memory()["sums"] == 2 * 4 * (3 * 4 + 5 * 16)
 
 
 def test_the_size_of_the_device_tier_in_words() -> None:

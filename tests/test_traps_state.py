@@ -163,7 +163,7 @@ def test_trap_30_a_skipped_row_stands_still_and_can_be_woken() -> None:
         def __init__(self) -> None:
             self.rule = LeaveOut(lambda rows: np.full(len(rows), 2 <= rows.step < 5))
 
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
+    skip = SkipConfig(interval=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     embeddings = one_table(policy=SleepsForAWhile, skip=skip, optimizer=Adam(lr=0.1))
     weights, counts = [], []
     for planned in embeddings.look_ahead([bags([1])] * 8, depth=0):

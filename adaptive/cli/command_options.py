@@ -17,6 +17,8 @@ def _option(names: str, metavar: str | None, panel: str | None = None, *, help: 
 # fmt: off
 # A table: two or three lines an option.
 
+Verbose = Annotated[bool, _option("--verbose", None, OUTPUT,
+    help="Also print stages, tables and traffic.")]
 AsJson = Annotated[bool, _option("--json", None, OUTPUT, help="Print one JSON object on stdout.")]
 Config = Annotated[Path | None, _option("--config", "FILE", SETTINGS,
     help="Read settings from a TOML or JSON file, or from the run.json of an earlier run.")]

@@ -20,15 +20,22 @@ if TYPE_CHECKING:
 
 
 def print_result(
-    result: "Mapping[str, object] | DataclassInstance", *, as_json: bool, table: str | None = None
+    result: "Mapping[str, object] | DataclassInstance",
+    *,
+    as_json: bool,
+    table: str | None = None,
+    verbose: bool = False,
 ) -> None:
-    """Print the result as one line of JSON, as the text `table`, or as a line per key.
+    """Print the result as one line of JSON, as the text `table`, or as a line per key; `verbose`: with `details`.
 
     Raises:
         OutputError: if stdout cannot be written; a closed pipe is ignored.
     """
     content: dict[str, object] = dict(result) if isinstance(result, Mapping) else asdict(result)
     shown = content.pop("table", table)
+    details = content.pop("details", None)
+    if verbose and details is not None:
+        shown = f"{shown}\n\n{details}"
     if as_json:
         from adaptive.training.telemetry.jsonl import plain
 

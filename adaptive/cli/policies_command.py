@@ -45,8 +45,8 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
     cls: type[Policy] | type[SkipRule]
     if spec in installed_rules():
         cls = load_rule_class(spec)
-        facts: dict[str, Any] = {"rule": spec, "class": _place(cls), "leaves_out": cls.leaves_out}
-        words, flag = {"class": _place(cls), "leaves updates out": "yes" if cls.leaves_out else "no"}, "--skip RULE+"
+        facts: dict[str, Any] = {"rule": spec, "class": _place(cls), "least": cls.least, "most": cls.most}
+        words, flag = {"class": _place(cls), "loses updates": "no" if cls.least else "yes"}, "--skip RULE+"
     else:
         cls = policy_class(spec)
         words = {"class": _place(cls), "misses": cls.misses, "device_rows": str(cls.device_rows or "any")}

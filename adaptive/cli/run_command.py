@@ -34,6 +34,7 @@ def run(
     overwrite: options.Overwrite = False,
     auto_resume: options.AutoResumeRun = False,
     ranks: options.Ranks = None,
+    verbose: options.Verbose = False,
     as_json: options.AsJson = False,
     **flags: Any,
 ) -> None:
@@ -47,7 +48,7 @@ def run(
         others = {"--config": config, "--set": sets, "--dry-run": dry_run, "--overwrite": overwrite}
         others |= {"--auto-resume": auto_resume}
         _refuse_changes(texts, names, [flag for flag, value in others.items() if value])
-        _resume(resume, texts, ranks, as_json=as_json)
+        _resume(resume, texts, ranks, verbose=verbose, as_json=as_json)
         return
     with loading_libraries():
         from adaptive.training.settings import load_settings
@@ -80,7 +81,7 @@ def run(
                     result = train_run(settings, overwrite=overwrite, stream=stream, ranks=group)
             if not group.is_first:
                 return
-    print_result(result, as_json=as_json)
+    print_result(result, as_json=as_json, verbose=verbose)
 
 
 def _refuse_changes(texts: Mapping[str, str], names: Mapping[str, str], others: list[str]) -> None:
@@ -100,7 +101,7 @@ def _refuse_changes(texts: Mapping[str, str], names: Mapping[str, str], others: 
         raise typer.BadParameter(f"expected a whole number above 0, got {', '.join(bad)}")
 
 
-def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, as_json: bool) -> None:
+def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, verbose: bool, as_json: bool) -> None:
     settings = settings_for_ranks(run, ranks)
     if ranks is not None and settings is not None:
         _launch(ranks, settings)
@@ -116,7 +117,7 @@ def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, as_json: 
         stream = sys.stderr if group.is_first else None
         result = resume_run(run, **changed, stream=stream, ranks=group)
     if group.is_first:
-        print_result(result, as_json=as_json)
+        print_result(result, as_json=as_json, verbose=verbose)
 
 
 def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:

@@ -64,15 +64,14 @@ class GroupBatch:
         assert self.plan is not None
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
-            return lambda: Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
+            return lambda: Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
         rows, norms = plan.written_rows, device.update(plan.row_updates, plan.deferred, self.gradients, plan.number)
         self.gradients = None
-        snapshots = plan.snapshots
-        drifts = None if snapshots is None else device.drift(snapshots)
+        due_visits = np.zeros(0, np.int32) if plan.deferred is None else plan.deferred.due_visits
 
         # It waits for several batches and must not keep the plan: the next one gets its memory, still in the caches.
         def feedback() -> Feedback:
-            return Feedback(rows, norms(), snapshots, None if drifts is None else drifts())
+            return Feedback(rows, norms(), due_visits)
 
         return feedback
 

@@ -19,10 +19,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive import Batch, ClickPredictor, concatenate
-from adaptive.config import TrainConfig
-from adaptive.training.components import Components, build, open_data
-from adaptive.training.evaluation import evaluate
+from adaptive import (
+    DLRM,
+    Batch,
+    ClickPredictor,
+    DLRMConfig,
+    RowwiseAdagrad,
+    Synthetic,
+    SyntheticConfig,
+    TableConfig,
+    TierConfig,
+    TieredEmbeddingBag,
+    concatenate,
+    evaluate,
+)
 
 BATCH, POPULAR, TARGET, TOLERANCE = 1024, 0.1, 0.30, 0.08  # samples; share of the rows; share of hot inputs
 FIRST, WINDOW = 0.1, 0.03  # the first copy after this share of the hot batches, the second after so many more
@@ -32,14 +42,12 @@ WAYS = ("FAE", "stale", "random", "residual")
 class Rows:
     """The rows of each sample, numbered through all tables, and copies of the popular ones."""
 
-    def __init__(self, parts: Components, data: Batch) -> None:
-        self.names = [table.name for table in parts.tables]
-        self.starts = np.cumsum([0, *(table.num_embeddings for table in parts.tables)])
+    def __init__(self, embeddings: TieredEmbeddingBag, sizes: list[int], data: Batch) -> None:
+        self.embeddings, self.starts = embeddings, np.cumsum([0, *sizes])
         self.of_samples = (data.by_sample(data.ids)[:, :, 0] + self.starts[:-1, None]).T  # (samples, tables)
         sample = self.of_samples[np.random.default_rng(0).random(len(self.of_samples)) < 0.05]
         counts = np.bincount(sample.ravel(), minlength=self.starts[-1])
         self.popular = np.argsort(-counts, kind="stable")[: int(POPULAR * len(counts))]
-        self.embeddings = parts.embeddings
 
     def all_in(self, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.bool_]:
         """True for samples that look up these rows only."""
@@ -49,19 +57,23 @@ class Rows:
 
     def copy(self) -> NDArray[np.float32]:
         """Return the current values of the popular rows (n, D)."""
-        return np.concatenate([self.embeddings.rows.table_weights(name) for name in self.names])[self.popular]
+        return np.concatenate([self.embeddings.rows.table_weights(name) for name in self.embeddings.table_names])[
+            self.popular
+        ]
 
 
-def train(parts: Components, batches: Iterator[Batch]) -> None:
+def train(
+    embeddings: TieredEmbeddingBag, model: DLRM, optimizer: torch.optim.Optimizer, batches: Iterator[Batch]
+) -> None:
     """Train batches; `Batch.extras["weight"]` weights samples."""
-    for planned in parts.embeddings.look_ahead(batches, depth=4):
-        logits = parts.model(planned.dense, parts.embeddings.stack(planned))
+    for planned in embeddings.look_ahead(batches, depth=4):
+        logits = model(planned.dense, embeddings.stack(planned))
         weights = planned.extras.get("weight")
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, planned.labels, weights)
-        parts.optimizer.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        parts.optimizer.step()
-        parts.embeddings.step()
+        optimizer.step()
+        embeddings.step()
 
 
 def batches_of(data: Batch, samples: NDArray[np.int64], weights: NDArray[np.float32] | None = None) -> Iterator[Batch]:
@@ -103,29 +115,26 @@ def by_residual(
 
 def run(way: str, seed: int, num_train: int) -> tuple[float, float, float]:
     """Train one epoch; return AUC, seconds and the share of the inputs that were left out."""
-    stream = {
-        "setting": "skewed",
-        "positive_rate": 0.25,
-        "num_train": num_train,
-        "num_eval": num_train // 5,
-        "seed": seed,
-    }
-    config = TrainConfig(
-        data="synthetic", data_options={"synthetic": stream}, policy="lfu", seed=seed, batch_size=BATCH
+    config = SyntheticConfig(
+        setting="skewed", positive_rate=0.25, seed=seed, num_train=num_train, num_eval=num_train // 5
     )
-    dataset = open_data(config)
-    data = concatenate(list(dataset.train(BATCH)))
-    with (parts := build(config, dataset, [data.take(np.arange(BATCH))])).embeddings:
-        parts.model.train()
-        rows, samples = Rows(parts, data), np.arange(data.num_samples)
+    dataset = Synthetic(config)
+    data, sizes = concatenate(list(dataset.train(BATCH))), [feature.num_embeddings for feature in dataset.features]
+    tables = [TableConfig(name=f.name, num_embeddings=f.num_embeddings, embedding_dim=16) for f in dataset.features]
+    tier, rule = TierConfig(device_rows="10%"), RowwiseAdagrad(lr=0.05)
+    with TieredEmbeddingBag(tables, tier, policy="lfu", optimizer=rule, seed=seed) as embeddings:
+        model = DLRM(DLRMConfig(embedding_dim=16), num_dense=dataset.num_dense, num_features=len(sizes), seed=seed)
+        model.to(embeddings.device)
+        parts = embeddings, model, torch.optim.Adagrad(model.parameters(), lr=0.02)
+        rows, samples = Rows(embeddings, sizes, data), np.arange(data.num_samples)
         hot = rows.all_in(rows.popular, samples)
         cold, hot_samples = samples[~hot], samples[hot]
         first, second = (int(share * len(hot_samples)) for share in (FIRST, FIRST + WINDOW))
         started = time.perf_counter()
-        train(parts, batches_of(data, cold))
-        train(parts, batches_of(data, hot_samples[:first]))
+        train(*parts, batches_of(data, cold))
+        train(*parts, batches_of(data, hot_samples[:first]))
         earlier = rows.copy()
-        train(parts, batches_of(data, hot_samples[first:second]))
+        train(*parts, batches_of(data, hot_samples[first:second]))
         coming, weights = hot_samples[second:], None
         if way != "FAE":
             moved = np.abs(rows.copy() - earlier).max(axis=1)
@@ -136,9 +145,9 @@ def run(way: str, seed: int, num_train: int) -> tuple[float, float, float]:
                 coming, weights = by_residual(data, rows, coming, float(goes.mean()), seed)
             else:
                 coming = coming[~(goes if way == "stale" else np.random.default_rng(seed).permutation(goes))]
-        train(parts, batches_of(data, coming, weights))
+        train(*parts, batches_of(data, coming, weights))
         seconds, left_out = time.perf_counter() - started, (len(hot_samples) - second - len(coming)) / len(samples)
-        return evaluate(parts.embeddings, parts.model, dataset.evaluation(8192)).auc or 0.0, seconds, left_out
+        return evaluate(embeddings, model, dataset.evaluation(8192)).auc or 0.0, seconds, left_out
 
 
 def main(quick: bool) -> None:

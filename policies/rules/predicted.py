@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, ClickPredictor, RowStats, SkipRule, TierView
+from adaptive import Batch, ClickPredictor, SkipRule, TierView
 from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state, uniform, weighted
 
 BINS: Final = 256  # of the residuals, from 0 to 1
@@ -48,8 +48,7 @@ class Predicted(SkipRule):
     """
 
     drops_inputs = reads_inputs_only = True
-    watches = asks = False
-    at_most = 1
+    most = 1
     reported = ("effective_share", "current_factor")
 
     def __init__(
@@ -79,9 +78,6 @@ class Predicted(SkipRule):
     @property
     def effective_share(self) -> float:
         return self._weights.effective_share
-
-    def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        return np.ones(len(rows), np.int64)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         refill, size = KeptInputs(self), 0

@@ -59,7 +59,7 @@ def test_a_module_is_code_and_what_is_installed_is_not_foreign(tmp_path: Path) -
     assert is_foreign("os:system", installed) and is_foreign("a.py:A+b=1", installed)
     assert not any(is_foreign(spec, installed) for spec in ("lru", "lru+x=1", "adaptive.policies.lru:LRU", "nothing"))
     file = tmp_path / "a.json"
-    file.write_text('{"policy": "adaptive.policies.lru:LRU", "skip": {"rule": "defer+every=8"}}')
+    file.write_text('{"policy": "adaptive.policies.lru:LRU", "skip": {"rule": "defer+at_most=8"}}')
     assert load_settings(file=file)[0].policy == "adaptive.policies.lru:LRU"
 
 

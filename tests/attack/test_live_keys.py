@@ -20,11 +20,11 @@ KILLED: list[dict[str, Any]] = [
     {"depth": 4},
     {"depth": 4, "policy": "slipstream", "skip": {"interval": 4, "hot_rows": "50%", "feedback_delay": 4}},
     {"depth": 8, "policy": "hotline", "policy_options": {"learn": 20}},
-    {"depth": 0, "policy": "lfu", "skip": {"rule": "inputs+warmup=8", "interval": 4, "min_visits": 1}},
+    {"depth": 0, "policy": "lfu", "skip": {"rule": "predicted+warmup=8", "interval": 4}},
 ]
 
 
-@pytest.mark.parametrize("changed", KILLED, ids=["lru", "slipstream", "hotline", "inputs"])
+@pytest.mark.parametrize("changed", KILLED, ids=["lru", "slipstream", "hotline", "predicted"])
 def test_a_run_that_is_killed_in_a_sweep_ends_as_one_that_was_not(
     tmp_path: Path, nursery: Nursery, changed: dict[str, Any]
 ) -> None:

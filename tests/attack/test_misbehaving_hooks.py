@@ -82,7 +82,7 @@ class Rule(SkipRule):
 OTHER_HOOKS: Final = ("looked_up", "left", "came", "observe", "load_state_dict", "reported")
 RULE_HOOKS: Final = ("begin", "visits", "arrange", "state_dict", "load_state_dict")
 WANT_NOTHING: Final = ("observe", "load_state_dict", "begin")  # what they return is not looked at
-SOME: Final = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=2)
+SOME: Final = SkipConfig(interval=2, hot_rows="100%", min_accesses=1, feedback_delay=2)
 
 
 def trained_by(policy: LRU) -> None:

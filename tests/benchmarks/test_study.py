@@ -14,9 +14,9 @@ from benchmarks.study_runs import Run, Runs, fingerprint, train
 from benchmarks.study_skipping import main, run_blocks, wanted
 from benchmarks.study_verdicts import holm, outcomes, publish
 
-DEFER = ruled("defer", "defer+warmup=0+every=1")
+DEFER = ruled("defer", "support.skip_rules:Waits")
 DROP = ruled("inputs", "adaptive.policies.random_drop:Drop+share=0.3")
-SKIP: dict[str, Any] = {"interval": 2, "min_visits": 1, "min_accesses": 1, "feedback_delay": 0}
+SKIP: dict[str, Any] = {"interval": 2, "min_accesses": 1, "feedback_delay": 0}
 
 
 def tiny(**config: Any) -> Setting:

@@ -112,6 +112,6 @@ def test_show_and_check_take_skip_rules(cli) -> None:
     listed = cli("policies", "list")
     assert "skip rules, for any policy (--skip):" in listed.out and "\ndefer " in listed.out
     shown = cli("policies", "show", "defer")
-    assert "leaves updates out: no" in shown.out and "  bound: float | None = None" in shown.out
-    checked = cli("policies", "check", "updates", "--set", "target_skip=0.5")
+    assert "loses updates: no" in shown.out and "  at_most: int | None = None" in shown.out
+    checked = cli("policies", "check", "defer", "--set", "at_most=5")
     assert checked.code == 0 and checked.out.count("ok ") == 6

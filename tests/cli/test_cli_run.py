@@ -93,7 +93,7 @@ VALUES = {
     "--epochs": 4,
     "--eval-every": 11,
     "--seed": 5,
-    "--skip": "defer+every=8",
+    "--skip": "defer+at_most=8",
     "--init-from": "runs/y",
     "--out": "runs/x",
 }

@@ -115,7 +115,7 @@ def test_a_checkpoint_inside_the_loop_counts_the_batch_that_was_stepped(optimize
 
 def test_deferred_updates_round_when_they_are_applied() -> None:
     """At any placement and look-ahead, and after a resume with sums in flight."""
-    skip = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
+    skip = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, feedback_delay=5)
     expected = train(build(Defer, device_rows="100%", skip=skip), TABLES, BATCHES, 0)
     assert not np.array_equal(expected.weights["a"], train(build(), TABLES, BATCHES, 0).weights["a"])
     for device in ("cpu", "cpu-torch"):

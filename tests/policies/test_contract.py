@@ -102,9 +102,9 @@ BROKEN = {
         "score returns",
         "expected an array, got list",
     ),
-    "nan": (broken(score=lambda self, rows: rows.drift), "score returns", "expected numbers, got NaN for"),
+    "nan": (broken(score=lambda self, rows: rows.update_size), "score returns", "expected numbers, got NaN for"),
     "complex": (
-        broken(score=lambda self, rows: rows.drift + 1j),
+        broken(score=lambda self, rows: rows.update_size + 1j),
         "score returns",
         "expected real numbers, got complex64",
     ),

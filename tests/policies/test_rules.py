@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from contract import row_stats
 from numpy.typing import NDArray
-from support.helpers import Trained, bags, one_table, random_batches, step_all, train, train_slowly
+from support.helpers import Trained, random_batches, train, train_slowly
+from support.skip_rules import LeaveOut
 
 from adaptive import Adagrad, RowStats, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.config import TrainConfig
@@ -22,9 +23,7 @@ from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import Drop, RandomDrop
 from adaptive.policies.rules.defer import Defer
-from adaptive.policies.rules.inputs import Inputs
-from adaptive.policies.rules.updates import Updates
-from adaptive.policies.samples import probed
+from adaptive.policies.rules.predicted import Predicted
 from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policy import arranges
 from adaptive.studies.compare.contenders import contenders
@@ -36,7 +35,7 @@ TABLES = (
     TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
 )
 BATCHES = random_batches(TABLES, 60, seed=3, samples=4)
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
+SKIP = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, feedback_delay=5)
 
 
 class EvenRowsWait(SkipRule):
@@ -56,15 +55,18 @@ class Answers(SkipRule):
         return self.answer(rows) if callable(self.answer) else self.answer
 
 
-def defer(**options: Any) -> Defer:
-    return Defer(**{"by": "movement", "warmup": 8, "bound": 3.0, "at_most": 4, **options})
+class SmallUpdates(SkipRule):
+    """Waits for more visits the smaller a row's updates are, for tables that nowhere come near saturation."""
+
+    warmup = 8
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        return np.where(rows.update_size < 0.2, 3, np.where(rows.update_size < 0.6, 2, 1))
 
 
-RULES = {
-    "movement": defer,
-    "visits": lambda: Defer(by="visits", warmup=8, every=3, at_most=4),
-    "least": lambda: defer(by="least", every=2),
-    "updates": lambda: Updates(target_skip=0.5, warmup=8, probe_every=4),
+RULES: dict[str, Any] = {
+    "sizes": SmallUpdates,
+    "skipped": lambda: LeaveOut(lambda rows: (rows.update_size < 0.3) & ((rows.rows + rows.step) % 4 > 0), most=3),
     "own": EvenRowsWait,
 }
 
@@ -128,93 +130,22 @@ def test_off_equals_the_run_without_skipping() -> None:
 # --- what they answer ------------------------------------------------------------------------------------------------
 
 
-def test_by_movement_a_row_waits_until_it_moves_by_the_bound() -> None:
-    """A random walk that covered `drift` in 16 visits covers half of that in 4. Never more than the 16 looked at."""
-    rows = row_stats(6, drift=[0.8, 0.4, 0.2, 0.1, 0.0, np.nan], drift_visits=[16] * 6)
-    assert Defer(by="movement", bound=0.2).visits(rows).tolist() == [1, 4, 16, 16, 16, 1]
-    assert Defer(by="movement", bound=0.2, at_most=8).visits(rows).tolist() == [1, 4, 8, 8, 8, 1]
+def test_a_saturated_row_waits_until_it_moves_by_5_percent() -> None:
+    """A random walk with steps of 2.5% has moved by 5% after 4 of them. Other rows do not wait."""
+    sizes = [0.051, 0.05, 0.0499, 0.026, 0.025, 0.0125, 0.0, np.nan]
+    rows = row_stats(8, update_size=sizes, saturated=np.array(sizes) < 0.05)
+    assert Defer().visits(rows).tolist() == [1, 1, 1, 3, 4, 16, 16, 1]
+    assert Defer(at_most=8).visits(rows).tolist() == [1, 1, 1, 3, 4, 8, 8, 1]
 
 
-def test_by_visits_nothing_is_asked_and_nothing_measured() -> None:
-    rule = Defer(by="visits", every=5, at_most=7)
-    assert not rule.asks and not rule.watches and (rule.every, rule.at_most) == (5, 7)
-    assert Defer(by="movement").every == 1 and Defer(by="least").every == 24 and Defer().by == "visits"
-
-
-def test_the_bounds_follow_from_the_optimizer_unless_set() -> None:
-    def bounds(optimizer: str, **options: Any) -> tuple[float, int, int]:
+def test_the_bound_follows_from_the_optimizer_unless_set() -> None:
+    def most(optimizer: str, **options: Any) -> int:
         rule = Defer(**options)
         rule.begin(optimizer)
-        return rule.bound, rule.every, rule.at_most
+        return rule.most
 
-    assert bounds("rowwiseadagrad") == bounds("adagrad") == (0.3, 24, 16)
-    assert bounds("sgd") == (0.3, 32, 4) and bounds("adam") == (0.3, 32, 8)
-    assert bounds("adagrad", by="movement") == (0.12, 1, 64)
-    assert bounds("sgd", by="movement") == (0.12, 1, 8)
-    assert bounds("sgd", by="least", bound=0.5, every=3, at_most=9) == (0.5, 3, 9)
-
-
-def test_rows_that_move_least_are_skipped_up_to_the_share() -> None:
-    """Of 16 visits each, two of four rows are half of the updates; a row of unknown movement is not left out, and one
-    that is left out and so unknown counts."""
-    rule = Updates(target_skip=0.5, probe_every=0)
-    rows = row_stats(5, step=99, accesses=[9, 9, 9, 9, 0], drift=[3, 1, 2, 4, np.nan], drift_visits=[16] * 5)
-    assert rule.visits(rows).tolist() == [1, 0, 0, 1, 1]
-    assert rule.found_threshold == pytest.approx(0.5)
-    unknown = row_stats(4, step=99, accesses=[9] * 4, drift=[np.nan, 1, 2, np.nan], drift_visits=[16] * 4)
-    assert rule.visits(unknown).tolist() == [1, 0, 0, 1]
-    left_out = row_stats(
-        4, step=99, accesses=[9] * 4, drift=[np.nan, 1, 2, 3], drift_visits=[16] * 4, saturated=[True] + [False] * 3
-    )
-    assert rule.visits(left_out).tolist() == [0, 0, 1, 1]
-
-
-def test_a_skipped_row_stays_skipped_until_probed_or_moving() -> None:
-    rule = Updates(threshold=0.1, hysteresis=2, probe_every=1)
-    rows = row_stats(3, drift=[np.nan, 0.6, 1.0], drift_visits=[16] * 3, saturated=[True, True, True])
-    assert rule.visits(rows).tolist() == [1, 1, 1]
-    rule.probe_every = 0
-    assert rule.visits(rows).tolist() == [0, 0, 1]
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_a_probed_row_is_judged_as_the_saturated_row_it_was(restored: bool) -> None:
-    """Two rows were saturated and let through, two never rested. Between threshold and `hysteresis` times that, only
-    the first rests again; the second moves more, and from then on is judged by the threshold, as the others are."""
-    rule = Updates(threshold=0.1, hysteresis=2, probe_every=1)
-    probed_now = row_stats(4, drift=[np.nan] * 4, drift_visits=[16] * 4, saturated=[True, True, False, False])
-    assert rule.visits(probed_now).tolist() == [1, 1, 1, 1]
-    rule.probe_every = 0
-    unknown_yet = row_stats(4, drift=[np.nan] * 4, drift_visits=[16] * 4)
-    assert rule.visits(unknown_yet).tolist() == [1, 1, 1, 1]
-    if restored:
-        state, rule = rule.state_dict(), Updates(threshold=0.1, hysteresis=2, probe_every=0)
-        rule.load_state_dict(state)
-    known = row_stats(4, drift=[0.6, 1.0, 0.6, 0.3], drift_visits=[16] * 4)
-    assert rule.visits(known).tolist() == [0, 1, 1, 0]
-    later = row_stats(4, drift=[0.6] * 4, drift_visits=[16] * 4, saturated=[True, False, False, True])
-    assert rule.visits(later).tolist() == [0, 1, 1, 0]
-
-
-@pytest.mark.parametrize("hashed", ["rows", "questions"])
-def test_every_row_is_probed_repeatedly(hashed: str) -> None:
-    share = np.array([probed(np.arange(500), step, 4) for step in range(0, 64 * 200, 64)])
-    each = share.mean(axis=0 if hashed == "rows" else 1)
-    assert 0.23 < share.mean() < 0.27 and each.min() > 0.1 and each.max() < 0.4
-
-
-def test_deferred_rows_are_reported_as_waiting() -> None:
-    """Rows 2 and 4 are to wait, but row 4 has too few visits for that: k is the smaller of the rule's answer and its
-    visits."""
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
-    policy = LRU()
-    policy.rule = EvenRowsWait()
-    policy.rule.warmup = 0
-    embeddings = one_table(6, policy=policy, skip=skip)
-    step_all(embeddings, [bags([1, 2]), bags([4, 2]), bags([3])])
-    statistics = embeddings.statistics.take()
-    assert (statistics.watched_rows.tolist(), statistics.waiting_rows.tolist()) == ([3], [1])
-    assert statistics.saturated_rows.tolist() == [0]
+    assert [most(name) for name in ("rowwiseadagrad", "adagrad", "sgd", "adam")] == [16, 16, 4, 8]
+    assert most("sgd", at_most=9) == 9
 
 
 def test_nothing_waits_in_the_warm_up() -> None:
@@ -223,15 +154,15 @@ def test_nothing_waits_in_the_warm_up() -> None:
     embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=SKIP)
     train(embeddings, TABLES, BATCHES, 0)
     statistics = embeddings.statistics.take()
-    assert statistics.waiting_rows.sum() == 0 and statistics.counts[:, Counter.SKIPPED_UPDATES].sum() == 0
+    assert statistics.counts[:, Counter.SKIPPED_UPDATES].sum() == 0
 
 
 def test_a_rules_report_does_not_hide_the_policys() -> None:
     policy = FAE()
-    policy.rule = Inputs(threshold=0.5)
-    policy.rule.hot_inputs, policy.hot_inputs = 3, 8
+    policy.rule = Predicted()
+    policy.rule.seen_inputs, policy.seen_inputs = 3, 8
     found = PolicyCaller(policy).reported()
-    assert (found["hot_inputs"], found["inputs.hot_inputs"], found["inputs.found_threshold"]) == (8, 3, 0.5)
+    assert (found["seen_inputs"], found["rule.seen_inputs"], found["rule.current_factor"]) == (8, 3, 0.0)
     policy.rule = Answers()
     policy.rule.reported = ("nothing",)  # type: ignore[misc]
     with pytest.raises(PolicyError, match=r"skip rule Answers\.reported: expected names of numeric attributes"):
@@ -250,7 +181,7 @@ def test_a_rules_report_does_not_hide_the_policys() -> None:
         (lambda rows: -rows.accesses, r"expected numbers of at least 1, got -\d+ for row"),
         (
             lambda rows: 0 * rows.rows,
-            r"numbers of at least 1, got 0 for row \d+ \(set leaves_out = True",
+            r"numbers of at least 1, got 0 for row \d+ \(set least = 0",
         ),
         (lambda rows: 1 // 0, r"skip rule Answers.visits at batch 4 raised ZeroDivisionError"),
     ],
@@ -261,10 +192,10 @@ def test_wrong_answers_name_the_rule_and_the_batch(answer: Any, message: str) ->
 
 
 def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
-    assert {"defer", "inputs", "predicted", "updates"} <= set(installed_rules())
-    rule = make_rule("defer+by=least+bound=0.125+every=7")
-    assert isinstance(rule, Defer) and (rule.by, rule.bound, rule.every) == ("least", 0.125, 7)
-    assert isinstance(make_rule("adaptive.policies.rules.updates:Updates+target_skip=0.1"), Updates)
+    assert {"defer", "predicted"} <= set(installed_rules())
+    rule = make_rule("defer+at_most=7+warmup=3")
+    assert isinstance(rule, Defer) and (rule.most, rule.warmup) == (7, 3)
+    assert isinstance(make_rule("adaptive.policies.random_drop:Drop+share=0.1"), Drop)
     path = tmp_path / "mine.py"
     path.write_text(
         "import numpy as np\nfrom adaptive import SkipRule\n\n\nclass Mine(SkipRule):\n"
@@ -283,11 +214,7 @@ def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
     "rule",
     [
         "defer",
-        "defer+by=movement",
-        "defer+by=visits+warmup=0",
-        "updates",
-        "updates+warmup=0",
-        "inputs+warmup=0",
+        "defer+warmup=0",
         "predicted+warmup=1",
         "adaptive.policies.random_drop:Drop",
     ],
@@ -324,8 +251,8 @@ def test_a_comparison_takes_a_rule_beside_a_policy() -> None:
     def load(label: str, spec: str, options: Any, sets: Any) -> TrainConfig:
         return load_settings(sets=[f"policy={spec}", *sets])[0]
 
-    with_rule, without, own = contenders("lfu+skip=defer+every=7,lfu,slipstream+skip=off", [], load)
-    assert with_rule.config.skip is not None and with_rule.config.skip.rule == "defer+every=7"
+    with_rule, without, own = contenders("lfu+skip=defer+at_most=7,lfu,slipstream+skip=off", [], load)
+    assert with_rule.config.skip is not None and with_rule.config.skip.rule == "defer+at_most=7"
     assert without.config.skip is not None and without.config.skip.rule is None
     assert own.config.skip is not None and own.config.skip.rule == "off"
     with pytest.raises(PolicyError, match="skip rule Defer has no parameter bond"):

@@ -8,12 +8,13 @@ import torch
 from contract import row_stats
 from numpy.typing import NDArray
 from support.builders import FEW_ROWS, WATCH_EARLY, View, skewed_batches
+from support.skip_rules import Waits
 
 from adaptive import Adagrad, Counter, Policy, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.policies.lfu import LFU
 from adaptive.policies.rules.defer import Defer
 from adaptive.policies.rules.predicted import Predicted
-from adaptive.policies.slipstream import RowsAndInputs, Slipstream
+from adaptive.policies.slipstream import DeferAndPredict, Slipstream
 from adaptive.training.trainer import Trainer
 
 
@@ -22,8 +23,8 @@ class Eager(Slipstream):
 
     def __init__(self) -> None:
         super().__init__()
-        assert isinstance(self.rule, RowsAndInputs)
-        self.rule.warmup, self.rule.factor, self.rule._rows = 8, 1.5, Defer(every=2)
+        assert isinstance(self.rule, DeferAndPredict)
+        self.rule.warmup, self.rule.factor, self.rule.rows = 8, 1.5, Waits(most=5)
 
 
 def train(
@@ -45,14 +46,14 @@ def test_scores_by_popularity() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwiseadagrad", "adam"])
 def test_its_rule_is_two_rules_with_their_defaults(optimizer: str) -> None:
-    both, rows, inputs = RowsAndInputs(), Defer(), Predicted()
+    both, rows, inputs = DeferAndPredict(), Defer(), Predicted()
     for rule in (both, rows):
         rule.begin(optimizer)
-    assert (both.every, both.at_most, both.warmup) == (rows.every, rows.at_most, rows.warmup)
+    assert (both.most, both.warmup) == (rows.most, rows.warmup)
     assert (both.factor, both.min_keep, both.rate, both.warmup) == (
         inputs.factor, inputs.min_keep, inputs.rate, inputs.warmup,
     )  # fmt: skip
-    assert both.drops_inputs and not (both.watches or both.asks or both.leaves_out)
+    assert both.drops_inputs and both.least == 1
 
 
 def test_rows_wait_and_inputs_are_dropped_wherever_rows_are() -> None:
@@ -93,7 +94,7 @@ def test_short_data_train_as_without_skipping() -> None:
     for policy in (Slipstream(), LFU()):
         table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
         tier = TierConfig(device_rows="60%", device="cpu")
-        skip = SkipConfig(min_accesses=1, min_visits=1, interval=2) if policy.rule is not None else None
+        skip = SkipConfig(min_accesses=1, interval=2) if policy.rule is not None else None
         with TieredEmbeddingBag([table], tier, policy=policy, optimizer=Adagrad(lr=0.1), skip=skip) as embeddings:
             model = Linear(5)
             Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.1)).train(iter(batches))

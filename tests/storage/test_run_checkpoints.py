@@ -210,7 +210,7 @@ def test_records_of_later_steps_are_dropped_and_reported(world: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("every", [4, 5, 20])
-@pytest.mark.parametrize("policy", ["lru", "updates"])
+@pytest.mark.parametrize("policy", ["lru", "defer"])
 def test_evaluations_on_the_way_are_there_once(
     world: pytest.MonkeyPatch, tmp_path: Path, every: int, policy: str
 ) -> None:

@@ -45,7 +45,7 @@ def assert_same_batches(found: Iterable[Batch], wanted: Iterable[Batch], *, plac
 
 
 FEW_ROWS = 100
-WATCH_EARLY = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, feedback_delay=4)
+WATCH_EARLY = SkipConfig(interval=4, hot_rows="50%", min_accesses=4, feedback_delay=4)
 """For runs of few batches: half of the rows can be watched, from their fourth look-up on."""
 
 

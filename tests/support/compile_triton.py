@@ -24,9 +24,8 @@ from adaptive.kernels.gpu import interaction
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.decay import decay_kernel
 from adaptive.kernels.rows.gpu.deferred import accumulate_kernel
-from adaptive.kernels.rows.gpu.drift import drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel
-from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, tile_of
+from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, tile_of
 from adaptive.kernels.rows.gpu.move import copy_kernel, copy_tile, copy_warps
 from adaptive.kernels.rows.gpu.pool import POOL_WARPS, pool_kernel
 from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, hot_kernel
@@ -53,7 +52,7 @@ def signature(kernel: Any, constants: dict[str, Any]) -> dict[str, str]:
     types |= dict.fromkeys(STATE.split(), "*i16") if constants.get("half_state") else {}
     types |= dict.fromkeys(constants, "constexpr")
     types["row_keys"] = "*i64"
-    types["entries"] = "*i32" if kernel is drift_kernel else "*i64"
+    types["entries"] = "*i64"
     return {name: types.get(name, "i32" if name.startswith("num_") else "*fp32") for name in kernel.arg_names}
 
 
@@ -119,14 +118,12 @@ def row_forms(width: int) -> Iterator[Form]:
     for (kind, state), scaled in product(states(width).items(), flags):
         for summed in flags if kind != steps.SGD_ else (False,):
             form = {"KIND": kind, "STATE": state, "SCALED": scaled, "SUMMED": summed}
-            yield update_kernel, shape | form | {"STOCHASTIC": False}
+            yield update_kernel, shape | form | {"STOCHASTIC": False, "LENGTHS": not scaled}
     for scaled in flags:
         columns = min(HOT_COLUMNS, tile_of(width).block)
         yield hot_kernel, {"WIDTH": width, "COLUMNS": columns, "DEPTH": HOT_DEPTH, "SCALED": scaled}
     for squares, scaled in product(sorted({0, 1, width, width + 1}), flags):
         yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled}
-    for host in flags:
-        yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": host}
     for state in states(width).values():
         yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}
     yield decay_kernel, shape | {"STOCHASTIC": False}
@@ -141,9 +138,8 @@ def half_forms(width: int) -> Iterator[Form]:
     pooling = shape_of(width, POOL_WARPS) | {"SCALED": False, "SINGLE": False, "IN_ORDER": False}
     for flag in (False, True):
         yield pool_kernel, pooling | half | {"HOST": flag}
-        yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": flag} | half
         yield decay_kernel, shape | half | {"STOCHASTIC": flag}
-    form = {"SCALED": False, "STOCHASTIC": True}
+    form = {"SCALED": False, "STOCHASTIC": True, "LENGTHS": True}
     for kind, state in states(width).items():
         yield update_kernel, shape | half | form | {"KIND": kind, "STATE": state, "SUMMED": False}
     for (kind, state), summed in product(((steps.ADAGRAD, width), (steps.ADAM, 2 * width + 2)), (False, True)):
@@ -198,8 +194,10 @@ def main(capability: int, which: str, *widths: int) -> None:
             else:
                 options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
             print(json.dumps(examine(kernel, capability, options, constants) | {"width": width}), flush=True)
-    fused, constants = {"num_warps": 1, "enable_fp_fusion": True}, {"WIDTH": 8, "ROWS": MAX_ROWS, "HOST": False}
-    print(json.dumps(examine(drift_kernel, capability, fused, constants)))  # an example of a fused operation
+    fused = {"num_warps": 1, "enable_fp_fusion": True}
+    constants = shape_of(8) | {"KIND": steps.ADAGRAD, "STATE": 8, "SCALED": True, "SUMMED": False}
+    constants |= {"STOCHASTIC": False, "LENGTHS": False}
+    print(json.dumps(examine(update_kernel, capability, fused, constants)))  # an example of a fused operation
 
 
 if __name__ == "__main__":

@@ -22,15 +22,15 @@ from adaptive import (
     TieredEmbeddingBag,
 )
 from adaptive.embeddings.planning.skipping import DROP_EVERY, FEW, PATIENCE
-from support.skip_rules import waits
+from support.skip_rules import Waits
 
-EVERY, AT_MOST, WARMUP = 2, 5, 3
+MOST, WARMUP = 5, 3
 OPTIMIZERS = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
 
 
 class Defer(Policy):
     def __init__(self):
-        self.rule = waits(EVERY, AT_MOST, WARMUP)
+        self.rule = Waits(most=MOST, warmup=WARMUP)
 
     def score(self, rows):
         return rows.last_access
@@ -66,12 +66,12 @@ def train_slowly(
     """(weights, state, rows watched at the end); the sums of the end are applied.
 
     Watched are the first `capacity` rows that were looked up `min_accesses` times. A gradient joins the sum of its row
-    until k = clamp(visits / every, 1, at_most) of them have come together. If the set is full, rows that have been away
-    for `PATIENCE` times as long as usual leave it now and then, and their sums are applied.
+    until as many of them have come together as `Waits` answered when it was called last. If the set is full, rows that
+    have been away for `PATIENCE` times as long as usual leave it now and then, and their sums are applied.
     """
     weights, state = reference.initial_table(table, seed=0), reference.initial_states(table, optimizer)
     accesses, last = np.zeros(len(weights), np.int64), np.full(len(weights), -1)
-    visits: dict[int, int] = {}
+    answers: dict[int, int] = {}  # of watched rows
     waiting: dict[int, tuple[int, reference.Waiting]] = {}
 
     def settle(row: int) -> None:
@@ -80,30 +80,29 @@ def train_slowly(
             reference.update_row(optimizer, weights[row], state[row], total.gradient, total.squares)
 
     for number, batch in enumerate(batches):
-        if number % (DROP_EVERY * skip.interval) == 0 and len(visits) == capacity:
-            away = {row: number - last[row] for row in visits}
-            usual = {row: max((last[row] + 1) / accesses[row], 1) for row in visits}
-            gone = [row for row in visits if away[row] >= skip.interval and away[row] > PATIENCE * usual[row]]
+        if number % (DROP_EVERY * skip.interval) == 0 and len(answers) == capacity:
+            away = {row: number - last[row] for row in answers}
+            usual = {row: max((last[row] + 1) / accesses[row], 1) for row in answers}
+            gone = [row for row in answers if away[row] >= skip.interval and away[row] > PATIENCE * usual[row]]
             if len(gone) >= max(1, capacity // FEW):
                 for row in gone:
                     settle(row)
-                    del visits[row]
+                    del answers[row]
+        if number >= max(WARMUP, 1) and number % skip.interval == 0:
+            answers = {row: 1 + row % MOST for row in answers}
         vectors = torch.tensor(weights[batch.ids], requires_grad=True)
         (vectors.sum(1) - torch.from_numpy(batch.labels)).square().mean().backward()
         gradients = np.asarray(vectors.grad)
         for row in dict.fromkeys(batch.ids.tolist()):
             gradient, count = reference.weighted_sum(gradients[batch.ids == row]), int((batch.ids == row).sum())
             accesses[row], last[row] = accesses[row] + count, number
-            if row in visits:
-                visits[row] += 1
-            elif accesses[row] >= skip.min_accesses and len(visits) < capacity:
-                visits[row] = accesses[row] // count  # at this batch's rate
-            k = max(min(visits.get(row, 0) // EVERY, AT_MOST), 1) if number >= WARMUP else 1
+            if row not in answers and accesses[row] >= skip.min_accesses and len(answers) < capacity:
+                answers[row] = 1
             size, total = waiting.get(row, (0, None))
             waiting[row] = size + 1, reference.put_off(optimizer, gradient, total)
-            if size + 1 >= k:
+            if size + 1 >= answers.get(row, 1):
                 settle(row)
     assert len(waiting) > 2
     for row in list(waiting):
         settle(row)
-    return weights, state, list(visits)
+    return weights, state, list(answers)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.config import TrainConfig
+from adaptive.embeddings.planning import hot_set
 from adaptive.embeddings.planning.hot_set import AT_REST, JUDGED
+from adaptive.policies.rules import defer
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.durable import Disk
 from adaptive.training.runs import loading, resume_run, resuming, train_run, training
@@ -27,13 +29,9 @@ from support.toy_runs import Hooked, in_model
 Numbers = dict[str, NDArray[Any]]
 How = Literal["kill", "stop"]
 
-SKIP = {"interval": 4, "min_visits": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 4}
+SKIP = {"interval": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 4}
 RULES = {
-    "defer": "defer+every=2+warmup=2",
-    "movement": "defer+by=movement+bound=3+warmup=2",
-    "updates": "updates+warmup=4+threshold=0.5",
-    "inputs": "inputs+warmup=4+threshold=0.9",
-    "target": "inputs+warmup=4+target_drop=0.3",
+    "defer": "defer+warmup=2",
     "predicted": "predicted+factor=2+warmup=4",
     "in turn": "predicted+factor=2+warmup=4",  # by a rule that reads ahead of the training thread, which plans
 }
@@ -51,7 +49,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "fae": ("fae", {"block": 4, "held_back": 8}),
     **dict.fromkeys(RULES, ("lfu", {})),
 }
-ALIKE = ("lru", "hybrid", "static", "scratchpipe", "sieve", "s3fifo", "hotline", "defer")
+ALIKE = ("lru", "hybrid", "static", "scratchpipe", "sieve", "s3fifo", "hotline")
 """What these train does not depend on where a look-ahead ends."""
 
 
@@ -75,6 +73,8 @@ def small_world(num_train: int = 640) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (training, loading, resuming):
             patch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train))
+        for module in (hot_set, defer):  # toy rows are far from saturation
+            patch.setattr(module, "SATURATED", np.float32(0.5))
         patch.setattr(Disk, "sync", lambda self, file: file.flush())
         patch.setattr(Disk, "sync_directory", lambda self, path: None)
         yield patch

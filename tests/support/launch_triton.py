@@ -20,7 +20,6 @@ from adaptive.kernels.planning.lookups import hot_rows
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.decay import decay, decay_kernel
 from adaptive.kernels.rows.gpu.deferred import accumulate, accumulate_kernel
-from adaptive.kernels.rows.gpu.drift import drift, drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel, initial_rows
 from adaptive.kernels.rows.gpu.move import copy_kernel, copy_rows
 from adaptive.kernels.rows.gpu.pool import pool, pool_kernel
@@ -28,7 +27,7 @@ from adaptive.kernels.rows.gpu.sums import hot_kernel
 from adaptive.kernels.rows.gpu.update import update, update_kernel
 
 KERNELS = (
-    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, drift_kernel, decay_kernel, copy_kernel,
+    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, decay_kernel, copy_kernel,
     initial_kernel,
 )  # fmt: skip
 SETTINGS = [0.1, 1e-8, 0.9, 0.999, 0.0]
@@ -83,12 +82,10 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         pool(weights, None, numbers(10).long(), vectors[:bags], none, none, none, torch.zeros(bags, width), bags)
         table = weights, state, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections
         hot = torch.from_numpy(hot_rows(segments.numpy()))
-        update(*table, torch.zeros(num), hot=hot)
+        update(*table, torch.zeros(1, num), hot=hot)
         sums, squares = torch.zeros(5000, width), torch.zeros(5000, squares_width)
         pending = torch.zeros(5000, dtype=torch.bool)
         accumulate(rows, segments, vectors, none, gradients, sums, squares, pending, hot=hot)
-        known = torch.zeros(num, dtype=torch.bool)
-        drift(rows, rows.int(), known, weights, None, torch.zeros(5000, width), torch.zeros(num))
         for factor in (0.99, 1.0, 0.0):
             decay(weights, rows, factor)
         copy_rows(weights, state, rows, weights, state, rows)

@@ -6,9 +6,9 @@ from adaptive.studies.compare import ComparedPolicy, Comparison
 from adaptive.studies.compare.comparison_runs import Outcome
 
 BUDGET = 0.0005
-SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
+SKIP = {"interval": 2, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
 DROP = {**SKIP, "rule": "adaptive.policies.random_drop:Drop+share=0.3"}
-EAGER = {**SKIP, "rule": "updates+warmup=0+threshold=10+probe_every=0"}
+EAGER = {**SKIP, "rule": "support.skip_rules:Skips+bound=10"}
 
 
 def outcome(policy: str, seed: int, auc: float | None, skipped: float = 0.0, **more: Any) -> Outcome:

@@ -263,13 +263,10 @@ def _act(rng: Rng, tables: Sequence[TableConfig], *, lossy: bool) -> Act:
 
 def _lossy(rng: Rng) -> tuple[SkipConfig, tuple[str, dict[str, Any]]]:
     """A policy that arranges, or one with a skip rule, with settings under which much is skipped in few batches."""
-    rest: dict[str, Any] = {"warmup": 2, "threshold": pick(rng, (0.3, 0.9))}
     rules: list[dict[str, Any]] = [
-        {"skip": "defer", "by": "visits", "every": 2, "warmup": 2},
-        {"skip": "defer", "by": "movement", "bound": 3.0, "warmup": 2},
-        {"skip": "defer", "by": "least", "bound": 3.0, "every": 1, "warmup": 0},
-        {"skip": "updates", **rest},
-        {"skip": "inputs", **rest},
+        {"skip": "defer", "warmup": 0},
+        {"skip": "support.skip_rules:Waits", "most": 5, "warmup": 2},
+        {"skip": "support.skip_rules:Skips", "bound": pick(rng, (0.3, 0.9)), "warmup": 2},
         {"skip": "predicted", "warmup": 2, "factor": 2.0},
     ]
     arranging: list[tuple[str, dict[str, Any]]] = [
@@ -284,7 +281,7 @@ def _lossy(rng: Rng) -> tuple[SkipConfig, tuple[str, dict[str, Any]]]:
         rule, policy = f"{options['skip']}+{own}", pick(rng, (*LOSSLESS[:4], *arranging[1:2]))
     skip = SkipConfig(
         rule=rule, interval=int(rng.integers(1, 4)), hot_rows="100%", min_accesses=2,
-        min_visits=int(rng.integers(1, 3)), feedback_delay=MOST_DEPTH,
+        feedback_delay=MOST_DEPTH,
     )  # fmt: skip
     return skip, policy
 

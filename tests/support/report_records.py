@@ -39,12 +39,7 @@ def interval(
         **{"lookups": 100 * number, "unique_rows": 50 * number, "lookup_hits": 90 * number, "row_hits": 40 * number},
         **{"resident_rows": 10 * number, "promoted": 7 * number, "demoted": 3 * number, "fetched": 7 * number},
         **{"written_back": 2 * number, "bytes_h2d": 1024 * number, "bytes_d2h": 512 * number},
-        **(
-            {"watched_rows": 20, "judged_rows": 10, "at_rest_rows": 3, "waiting_rows": 2 * number}
-            | {"saturated_rows": number, "skipped_updates": number}
-            if skips
-            else {}
-        ),
+        **({"watched_rows": 20, "saturated_rows": number, "skipped_updates": number} if skips else {}),
     )
     return IntervalRecord(
         step=steps * number,

@@ -40,16 +40,16 @@ TABLES = (
 OF_KEYS = {"keys": "int64", "num_embeddings": 12, "expire": 3}
 KEYED = [table.model_copy(update=OF_KEYS if table.embedding_dim == 4 else {}) for table in TABLES]  # not all groups
 BATCHES = random_batches(TABLES, 20, seed=5, samples=2)
-SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=5)
+SKIP = SkipConfig(interval=3, hot_rows="100%", min_accesses=2, feedback_delay=5)
 
 
 class Skips(Scattered):
-    """Skips and defers by measured movement, so that every number from the device is used."""
+    """Skips and defers by the sizes of updates, so that every number from the device is used."""
 
     def __init__(self) -> None:
         super().__init__()
-        still = lambda rows: (rows.drift < 0.2) & (rows.rows % 3 == 0)  # noqa: E731
-        self.rule = LeaveOut(still, every=2, at_most=3, warmup=2)
+        still = lambda rows: (rows.update_size < 0.3) & (rows.rows % 3 == 0)  # noqa: E731
+        self.rule = LeaveOut(still, most=3, warmup=2)
 
 
 class SkipsOnHost(Skips):
@@ -286,7 +286,7 @@ class AlwaysLooks:
 
 
 def same(result: NDArray[Any], expected: NDArray[Any]) -> bool:
-    """True if both are equal; NaN (the drift of a row without a snapshot) equals NaN."""
+    """True if both are equal; NaN (the size of a row without an update) equals NaN."""
     return np.array_equal(result, expected, equal_nan=expected.dtype.kind == "f")
 
 

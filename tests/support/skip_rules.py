@@ -6,27 +6,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-from adaptive.policies.rules.defer import Defer
 
 
 class LeaveOut(SkipRule):
-    """Leaves the updates of the chosen rows out; gradients of the others wait by their visits, if `at_most` allows."""
+    """Leaves the updates of the chosen rows out; gradients of the others wait for `most` visits."""
 
-    leaves_out = True
+    least = 0
 
-    def __init__(
-        self, choose: Callable[[RowStats], NDArray[np.bool_]], *, every: int = 1, at_most: int = 1, warmup: int = 0
-    ) -> None:
-        self.choose, self.every, self.at_most, self.warmup = choose, every, at_most, warmup
+    def __init__(self, choose: Callable[[RowStats], NDArray[np.bool_]], *, most: int = 1, warmup: int = 0) -> None:
+        self.choose, self.most, self.warmup = choose, most, warmup
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        return np.where(self.choose(rows), 0, self.at_most)
+        return np.where(self.choose(rows), 0, self.most)
 
 
 def everything(rows: RowStats) -> NDArray[np.bool_]:
     return np.ones(len(rows), np.bool_)
 
 
-def waits(every: int, at_most: int, warmup: int = 0) -> Defer:
-    """Gradients wait by visits alone."""
-    return Defer(by="visits", every=every, at_most=at_most, warmup=warmup)
+class Waits(SkipRule):
+    """Gradients of row r wait for 1 + r % `most` visits."""
+
+    def __init__(self, *, most: int = 3, warmup: int = 0) -> None:
+        self.most, self.warmup = most, warmup
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        return 1 + rows.rows % self.most
+
+
+class Skips(SkipRule):
+    """Leaves updates of rows out whose updates are small, but for one call in four."""
+
+    least, most = 0, 1
+
+    def __init__(self, *, bound: float = 0.3, warmup: int = 0) -> None:
+        self.bound, self.warmup = bound, warmup
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        small = (rows.update_size < self.bound) & ((rows.rows + rows.step // 4) % 4 > 0)
+        return np.where(small, 0, 1)

@@ -41,13 +41,12 @@ with ready():
     pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
     from adaptive.kernels.rows.gpu.decay import decay
     from adaptive.kernels.rows.gpu.deferred import accumulate
-    from adaptive.kernels.rows.gpu.drift import drift
     from adaptive.kernels.rows.gpu.initial import initial_rows
     from adaptive.kernels.rows.gpu.move import copy_rows
     from adaptive.kernels.rows.gpu.pool import pool
     from adaptive.kernels.rows.gpu.update import update
 
-__all__ = ["accumulate", "copy_rows", "decay", "drift", "initial_rows", "pool", "update"]
+__all__ = ["accumulate", "copy_rows", "decay", "initial_rows", "pool", "update"]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
-from adaptive.embeddings.planning.skipping import SUM_RECORD
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.device import DeviceTier
@@ -35,7 +34,7 @@ from adaptive.plugins import installed_policies, make_policy
 from adaptive.policy import Policy, arranges, arranges_alike, calibrates
 from adaptive.system import available_bytes
 
-MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots")
+MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "sums")
 
 
 @dataclass(frozen=True)
@@ -78,18 +77,14 @@ class Outline:
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
             sizes = group.vector_bytes, self.optimizer.state_bytes(group.embedding_dim)
             parts = [rows * size for rows in (group.num_rows, slots) for size in sizes]
-            keeps_norms = caller.scores if self.skip is None else caller.reads_norms
-            of_books = books_bytes(group.num_rows, slots, keeps_norms=keeps_norms, by_accesses=caller.by_accesses)
+            of_books = books_bytes(group.num_rows, slots, keeps_norms=caller.scores, by_accesses=caller.by_accesses)
             parts.append(of_books + key_bytes(group))
             if self.skip is not None:
-                watched = hot_rows(group, self.skip, self.optimizer)
-                parts[-1] += hot_set_bytes(watched, group.num_rows) + caller.defers * watched * SUM_RECORD.itemsize
+                parts[-1] += hot_set_bytes(hot_rows(group, self.skip, self.optimizer), group.num_rows)
             for name, size in zip(MEMORY, parts, strict=False):
                 totals[name] += size
-        if self.skip is not None:
-            totals["snapshots"] = watched_bytes(
-                self.groups, self.skip, self.optimizer, snapshots=caller.most_snapshots, sums=caller.defers
-            )
+        if self.skip is not None and caller.defers:
+            totals["sums"] = watched_bytes(self.groups, self.skip, self.optimizer)
         return totals
 
 
@@ -121,9 +116,8 @@ def outline_engine(
     skip = skip if policy_caller.skips else None
     refuse_with_keys(tables, policy)
     room = free_bytes(device)
-    if room is not None and skip is not None:
-        snapshots, sums = policy_caller.most_snapshots, policy_caller.defers
-        room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
+    if room is not None and skip is not None and policy_caller.defers:
+        room = max(0, room - watched_bytes(groups, skip, optimizer))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     return Outline(tuple(tables), tier, ranks, groups, policy_caller, device, optimizer, sizes, skip)
 
@@ -209,7 +203,7 @@ def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) ->
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
         lane.planner.watch(capacity, skip)
-        lane.device.watch(capacity, snapshots=min(capacity, policy_caller.most_snapshots), sums=policy_caller.defers)
+        lane.device.watch(capacity if policy_caller.defers else 0)
 
 
 def choose_device(wanted: str) -> torch.device:

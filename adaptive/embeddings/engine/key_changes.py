@@ -1,7 +1,7 @@
 """`give_rows`: turns the keys of a batch into rows right before it is planned, in tables with keys.
 
 A key that expires or is evicted loses its row: the slot is released without writing back, the host row counts as
-initial again, and its records, sums and snapshots are dropped. Nothing of that may happen while a batch in flight uses
+initial again, and its records and sums are dropped. Nothing of that may happen while a batch in flight uses
 the row. Rarely one does, after a short expiry or in a small table. Then training catches up first, as it does if the
 row is watched. So no number depends on the look-ahead.
 """

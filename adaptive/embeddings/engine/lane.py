@@ -63,7 +63,7 @@ class Lane:
         self.host.copy_out(rows[on_host], weights, state, on_host)
         untouched = np.flatnonzero(~has_values)
         self.host.initial(weights, state, untouched, rows[untouched])
-        if with_waiting and self.skipper is not None and self.skipper.deferral is not None:
+        if with_waiting and self.skipper is not None and self.skipper.defers:
             self.device.apply_waiting(self.skipper.hot.entries_of(rows), weights, state)
         return weights, state
 
@@ -216,8 +216,7 @@ class Lane:
         stay = np.setdiff1d(np.arange(hot.num_entries), leaving)
         stays = np.isin(watched.waiting, stay)
         waiting = np.searchsorted(stay, watched.waiting[stays])  # renumbered
-        snapshots = watched.snapshots[stay[stay < len(watched.snapshots)]]  # the first entries stay the first
-        self.device.import_watched(WatchedValues(snapshots, waiting, watched.sums[stays], watched.squares[stays]))
+        self.device.import_watched(WatchedValues(waiting, watched.sums[stays], watched.squares[stays]))
         skipper.retain(stay)
 
 

@@ -32,10 +32,7 @@ class Statistics:
     live_keys: NDArray[np.int64]  # (tables,) keys with a row; 0 for tables without keys
     index_places: NDArray[np.int64]  # (tables,) places of the index of keys, at the first table of those that share one
     watched_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
-    judged_rows: NDArray[np.int64]  # (tables,) watched rows with measured movement
-    saturated_rows: NDArray[np.int64]  # (tables,) watched rows whose updates are skipped
-    waiting_rows: NDArray[np.int64]  # (tables,) watched rows whose gradients are accumulated
-    at_rest_rows: NDArray[np.int64]  # (tables,) judged rows that hardly move: by less than 5% in a full interval
+    saturated_rows: NDArray[np.int64]  # (tables,) watched rows that an update moves by less than 5% of their length
     times_ms: dict[str, float]  # stage -> sum over the batches
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
     update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm, which is known some batches after training
@@ -46,7 +43,7 @@ class Statistics:
     ranks: tuple[RankTraffic, ...] = ()  # of each rank
 
 
-WATCHED_ROWS = ("watched_rows", "judged_rows", "saturated_rows", "waiting_rows", "at_rest_rows")
+WATCHED_ROWS = ("watched_rows", "saturated_rows")
 _IS_RESIDENT = np.zeros(len(Counter), np.int64)  # what one count of each column adds to the resident rows
 _IS_RESIDENT[[Counter.PROMOTED, Counter.DEMOTED]] = 1, -1
 _IS_LIVE = np.zeros(len(Counter), np.int64)  # and to the keys with a row
@@ -119,14 +116,14 @@ class StatisticsCollector:
         """Return bytes by name.
 
         Host and device tiers count as if every row were written. `bookkeeping` has records, slots and the index
-        of keys; `snapshots` includes the sums of deferred updates. Transfer buffers, pinned and on the device, grow
+        of keys; `sums` are those of deferred updates. Transfer buffers, pinned and on the device, grow
         with use.
         """
         totals = dict.fromkeys((*MEMORY, "pinned_buffers", "device_buffers"), 0)
         for lane in self._pipeline.lanes:
-            weights, state, snapshots = lane.device.num_bytes
+            weights, state, sums = lane.device.num_bytes
             bookkeeping = lane.planner.num_bytes + key_bytes(lane.group)
-            of_device = (weights, state, bookkeeping, snapshots)
+            of_device = (weights, state, bookkeeping, sums)
             parts = (*lane.host.num_bytes, *of_device, *lane.device.buffer_bytes)
             for name, size in zip(totals, parts, strict=True):
                 totals[name] += size

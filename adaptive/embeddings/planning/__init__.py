@@ -27,12 +27,9 @@ The other words, each with one meaning everywhere (`docs/explanation/design.md` 
     write back  copy a changed row to the host; *fetch*: copy a row to the device. *Dirty*: changed since fetched.
     late        gets a slot while batches in flight update it on the host; fetched right before its batch is trained.
     part        a run of samples of one batch, pooled and differentiated alone (a micro-batch).
-    watched     in the hot set, so that the row's movement is measured. *Entry*: a watched row's number in the set.
-    snapshot    a copy of a watched row; *drift*: how far the row has moved since then.
-    judged      watched, with measured movement. *At rest*: moved by less than 5% of its length in its latest full
-                interval between two snapshots.
-    waiting     by the skip rule's answer, the row's gradients are accumulated, however far it moves. *Saturated*: its
-                updates are skipped.
+    watched     in the hot set, so that the sizes of the row's updates are known. *Entry*: a watched row's number in the
+                set.
+    saturated   the row's latest updates moved it by less than 5% of its length each.
     deferred    the gradient is accumulated in a *sum*, which is applied when it is *due*, at a later *visit* (a batch
                 that looks the row up).
     fate        of a row's gradient in one batch: update now, due, waits, skipped.

@@ -136,7 +136,7 @@ def _saturated(planner: Planner, rows: Int64s) -> NDArray[np.bool_]:
     if planner.skipper is None:
         return np.zeros(len(rows), np.bool_)
     entries = planner.skipper.hot.entries_of(rows)
-    return (entries >= 0) & planner.skipper.hot.saturated[entries]
+    return (entries >= 0) & planner.skipper.hot.is_saturated(entries)
 
 
 class AccessNotifier:

@@ -1,11 +1,8 @@
-"""`HotSet`: the watched rows, with their movement and the skip rule's answers.
+"""`HotSet`: the watched rows, with the size of their updates and the skip rule's answers.
 
-Only rows looked up often enough are watched (Slipstream, arXiv 2404.04270: a hot-row filter, then snapshots). The set
-is keyed by row and separate from the tiers, so answers do not depend on where rows are stored. Only the planning thread
-uses it; snapshots of row values belong to the training thread (`DeviceTier.watch`).
-
-A row's snapshot is renewed after `min_accesses` lookups in at least `min_visits` batches. The first four intervals are
-16, 8, 4 and 2 times shorter, so that a newly watched row is judged soon.
+Only rows looked up often enough are watched. The set is keyed by row and separate from the tiers, so answers do not
+depend on where rows are stored. Only the planning thread uses it; sums of gradients belong to the training thread
+(`DeviceTier.watch`).
 """
 
 from collections.abc import Mapping
@@ -17,36 +14,22 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import zero_pages
-from adaptive.embeddings.planning.plan import Feedback, Snapshots
+from adaptive.embeddings.planning.plan import Feedback
 from adaptive.kernels.planning import watched
+from adaptive.policy import SATURATED
 
 ENTRY = np.dtype(
     [
         ("row", np.int64),
-        ("accesses", np.uint32),  # lookups since the latest snapshot
-        ("drift_accesses", np.uint32),  # lookups between the two snapshots behind `drift`
-        ("epoch", np.int32),  # visits since the latest snapshot, -1: there is none
-        ("drift", np.float32),
-        ("saturated", np.bool_),
-        ("skipped", np.bool_),  # an update was skipped since the latest snapshot
-        ("waits", np.uint8),  # the rule's answer - 1: further visits over which gradients are accumulated
-        ("num_snapshots", np.uint8),  # taken so far, up to the number that affects the next interval
-        ("drift_visits", np.uint16),  # batches that looked up the row between the two snapshots behind `drift`
-        ("counted", np.uint8),  # bits of `WatchedCounts` as of the rule's latest answer
+        ("size", np.float32),  # running mean of the row's update sizes, NaN: none is measured yet
+        ("answer", np.uint8),  # the rule's: visits over which gradients are accumulated, 0: updates are skipped
+        ("waiting", np.uint8),  # gradients in the row's sum
+        ("saturated", np.bool_),  # as of the rule's latest call, for reports
     ],
     align=True,
 )
-assert ENTRY.itemsize == 32  # so that none crosses a cache line
-COLUMNS = ENTRY.names or ()
-WATCHED, JUDGED, SATURATED, WAITING, AT_REST = 1, 2, 4, 8, 16
-"""Bits of `HotSet.counted`, in the order of `WatchedCounts`."""
-SAMPLED_ROWS: Final = 1024
-"""Rows of a group whose movement is measured for reports if the rule does not need it: those that were watched first,
-and so are looked up most."""
-SAMPLED_BATCHES: Final = 7
-"""One batch of so many stands for all of them in that sample: counting in each takes 1% of a step of 5 ms. It is odd,
-so that streams which alternate between sources are sampled from all of them."""
-REST: Final = 0.05  # a row at rest has moved by less than this share of its length
+assert ENTRY.itemsize == 16  # so that none crosses a cache line
+COLUMNS: Final = ENTRY.names or ()
 
 
 @dataclass(frozen=True)
@@ -81,16 +64,10 @@ class HotSet:
         self.num_entries = 0
         self._records = np.zeros(capacity, ENTRY)
         self.rows: NDArray[np.int64] = self._records["row"]
+        self.sizes: NDArray[np.float32] = self._records["size"]
+        self.answers: NDArray[np.uint8] = self._records["answer"]
+        self.waiting: NDArray[np.uint8] = self._records["waiting"]
         self.saturated: NDArray[np.bool_] = self._records["saturated"]
-        self.drift: NDArray[np.float32] = self._records["drift"]
-        self.drift_accesses: NDArray[np.uint32] = self._records["drift_accesses"]
-        self.drift_visits: NDArray[np.uint16] = self._records["drift_visits"]
-        self.waits: NDArray[np.uint8] = self._records["waits"]
-        self.counted: NDArray[np.uint8] = self._records["counted"]
-        self._accesses: NDArray[np.uint32] = self._records["accesses"]
-        self._num_snapshots: NDArray[np.uint8] = self._records["num_snapshots"]
-        self._epoch: NDArray[np.int32] = self._records["epoch"]
-        self._skipped: NDArray[np.bool_] = self._records["skipped"]
         self.row_entries: NDArray[np.int32] = zero_pages(num_rows, np.int32)[0].reshape(-1)[:num_rows]
 
     @property
@@ -110,58 +87,19 @@ class HotSet:
         old, entries = self.num_entries, candidates.entries
         books = self.config.min_accesses, self.row_entries, self.rows, old
         self.num_entries, count = watched.find_entries(rows, candidates.seen, *books, places, entries)
-        self.drift[old : self.num_entries] = np.nan
-        self._epoch[old : self.num_entries] = -1
+        new = slice(old, self.num_entries)
+        self.sizes[new], self.answers[new] = np.nan, 1
         return WatchedRows(places[:count], entries[:count])
 
-    def visit(
-        self,
-        watched_rows: WatchedRows,
-        most_entries: int,
-        weight: int,
-        counts: NDArray[np.int32],
-        locations: NDArray[np.int64],
-        fates: NDArray[np.uint8],
-    ) -> Snapshots:
-        """Count a planned batch's lookups, and return the snapshots that are due after it.
-
-        Args:
-            watched_rows: of the batch.
-            most_entries: only rows with lower entries count.
-            weight: number of batches for which this one stands.
-            counts, locations: (U,) of all distinct rows.
-            fates: (U,) in which saturated rows are marked.
-        """
-        places, entries = watched_rows.places, watched_rows.entries
-        size, pace = min(len(places), most_entries), (self.config.min_accesses, self.config.min_visits)
-        dtypes = np.int64, np.int32, np.bool_, np.int64, np.int64
-        columns: list[NDArray[Any]] = [np.empty(size, dtype) for dtype in dtypes]
-        since = self._epoch, self._accesses, self._num_snapshots
-        verdicts = self.saturated, self._skipped, fates
-        scratch = np.empty(len(places), np.int32)
-        count = watched.visit_entries(
-            places, entries, most_entries, weight, counts, locations, *pace, *since, *verdicts, tuple(columns), scratch
-        )
-        return Snapshots(*(column[:count] for column in columns))
-
     def learn(self, feedback: Feedback) -> None:
-        """Store the drifts measured after a batch was trained."""
-        snapshots, drifts = feedback.snapshots, feedback.drifts
-        if snapshots is None or drifts is None:
-            return
-        self.drift[snapshots.entries] = drifts
-        self.drift_accesses[snapshots.entries] = snapshots.accesses
-        self.drift_visits[snapshots.entries] = snapshots.visits
+        """Let the update sizes follow the updates of a trained batch."""
+        if len(feedback.norms) > 1:
+            watched.learn_sizes(feedback.rows, feedback.norms, feedback.due_visits, self.row_entries, self.sizes)
 
-    def at_rest(self, entries: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
-        """(n,) True for rows whose latest measured interval was a full one, in which they moved by less than `REST`.
-
-        The first intervals are shorter, and show little movement of any row.
-        """
-        accesses, visits = self.drift_accesses[entries], self.drift_visits[entries]
-        full = (accesses >= self.config.min_accesses) & (visits >= self.config.min_visits)
-        rests: NDArray[np.bool_] = full & (self.drift[entries] < REST)  # NaN is not less
-        return rests
+    def is_saturated(self, entries: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+        """(n,) True for rows whose updates move them by less than `SATURATED` of their length."""
+        saturated: NDArray[np.bool_] = self.sizes[entries] < SATURATED  # NaN is not less
+        return saturated
 
     def entries_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) entry of each row, or -1."""

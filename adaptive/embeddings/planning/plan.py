@@ -96,17 +96,6 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Snapshots:
-    """Watched rows whose snapshot is due after this batch."""
-
-    locations: Int64s  # (n,)
-    entries: NDArray[np.int32]  # (n,)
-    has_earlier: NDArray[np.bool_]  # (n,) True if there is an earlier snapshot to compare with
-    accesses: Int64s  # (n,) lookups since that snapshot
-    visits: Int64s  # (n,) batches that looked up the row since then
-
-
-@dataclass(frozen=True)
 class Deferred:
     """The rows of an update by what happens to them, if the gradients of some are accumulated in sums.
 
@@ -117,19 +106,17 @@ class Deferred:
     summed: Int32s  # (m,) rows whose gradients are added to sums
     entries: Int32s  # (m,) their rows of the table of sums
     due: Int32s  # (k,) positions in `summed` of the sums that are applied after the batch, ascending
+    due_visits: Int32s  # (k,) gradients in each of these sums
     written: Int32s  # (n + k,) rows `now`, then those whose sum is applied
     rows: Int64s  # (n + k,) owned rows of `written`
 
 
 @dataclass(frozen=True)
 class WatchedCounts:
-    """Watched rows as of the skip rule's latest answer; (tables of the group,) each."""
+    """Watched rows as of the skip rule's latest call; (tables of the group,) each."""
 
     watched: Int64s
-    judged: Int64s  # those of them with measured movement
-    saturated: Int64s  # those of them whose updates are skipped
-    waiting: Int64s  # those of them whose gradients are accumulated
-    at_rest: Int64s  # judged rows that moved by less than 5% of their length in their latest full interval
+    saturated: Int64s  # those of them whose latest updates moved them by less than 5% of their length each
 
     @classmethod
     def none(cls, num_tables: int) -> "WatchedCounts":
@@ -153,7 +140,6 @@ class GroupPlan:
     row_updates: RowUpdates  # with `deferred`, of all distinct rows
     moves: Moves
     tally: Int64s  # (tables of the group, counters)
-    snapshots: Snapshots | None = None
     deferred: Deferred | None = None
     watched: WatchedCounts | None = None  # for reports: as of this batch, independent of the look-ahead
     on_device: OnDevice | None = None  # if the device has lookups; no row is used on the host then
@@ -179,7 +165,6 @@ class GroupPlan:
 class Feedback:
     """Measurements of one group's rows after a trained batch, for the planning thread."""
 
-    rows: Int64s  # (U,) rows that were updated
-    norms: NDArray[np.float32]  # (U,) L2 norm of each update
-    snapshots: Snapshots | None = None
-    drifts: NDArray[np.float32] | None = None  # aligned with snapshots
+    rows: Int64s  # (U,) rows that were updated, the last k of them with a sum of gradients
+    norms: NDArray[np.float32]  # (1 or 2, U) L2 norm of each update and, if rows are watched, of the row before it
+    due_visits: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))  # (k,) gradients in each sum

@@ -66,8 +66,6 @@ class Planner:
 
     def watch(self, capacity: int, skip: SkipConfig) -> None:
         """Watch the hottest rows, and skip or defer their updates as the skip rule decides."""
-        if self.tracker.update_norm is None and self._policy_caller.reads_norms:
-            self.tracker.keep_norms()
         self.skipper = Skipper(self.group, capacity, skip, self._policy_caller, self.tracker, self._stats)
 
     @property
@@ -83,7 +81,7 @@ class Planner:
         return counts
 
     def watched_counts(self) -> WatchedCounts:
-        """Numbers of watched, judged and saturated rows, by table."""
+        """Numbers of watched and saturated rows, by table."""
         return WatchedCounts.none(len(self.group.tables)) if self.skipper is None else self.skipper.watched_counts
 
     # --- one batch -------------------------------------------------------------------------------------------
@@ -149,11 +147,11 @@ class Planner:
         if self.skipper is None:
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
-        decision = self.skipper.decide(number, distinct, arrival.candidates, locations, tally)
+        decision = self.skipper.decide(distinct, arrival.candidates, tally)
         if decision.deferred is None:
             row_updates = row_updates.take(decision.written)
         self.slots.mark_dirty(decision.written, locations)
-        followed = decision.snapshots, decision.deferred, self.skipper.watched_counts
+        followed = decision.deferred, self.skipper.watched_counts
         return GroupPlan(number, pooling, row_updates, moves, tally, *followed, lookups.on_device)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
@@ -168,10 +166,7 @@ class Planner:
         """
         self._apply_moves(arrival)
         tally = arrival.tally
-        if self.skipper is not None:
-            rows = arrival.distinct, arrival.candidates, arrival.locations
-            decision = self.skipper.decide(arrival.number, *rows, tally)
-            self.slots.mark_dirty(decision.written, arrival.locations)
+        assert self.skipper is None, "ids do not show what a rule skips"
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
 
@@ -264,13 +259,12 @@ class Planner:
 
     def _score(self, rows: Int64s, question: "_Question") -> NDArray[np.float64]:
         self._has_scored = True
-        skipper = self.skipper
-        hot = skipper.hot if skipper is not None and skipper.watches_movement else None
+        hot = None if self.skipper is None else self.skipper.hot
         return self._policy_caller.score(self._stats.of(rows, question.number, question.window, hot=hot))
 
     def learn(self, feedback: Feedback) -> None:
         """Store the feedback of a trained batch."""
-        self.tracker.add_norms(feedback.rows, feedback.norms)
+        self.tracker.add_norms(feedback.rows, feedback.norms[0])
         if self.skipper is not None:
             self.skipper.learn(feedback)
 

@@ -4,7 +4,6 @@ A bad answer stops training with a `PolicyError` that names policy, method and b
 Rows and slots are then unchanged.
 """
 
-import sys
 import threading
 import time
 from collections import deque
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, as_batch
 from adaptive.embeddings.planning.books import ORDERS
-from adaptive.embeddings.planning.hot_set import SAMPLED_ROWS
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
 from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, order_of
@@ -56,31 +54,19 @@ class PolicyCaller:
         return [self.policy] if self.rule is None else [self.policy, self.rule]
 
     @property
-    def watches_movement(self) -> bool:
-        """True if the rule needs the movement of all watched rows."""
-        return self.rule is not None and self.rule.watches
-
-    @property
-    def most_snapshots(self) -> int:
-        """Number of watched rows of a group whose movement is measured, at most."""
-        if self.watches_movement:
-            return sys.maxsize
-        return SAMPLED_ROWS if self.defers and not self.leaves_out else 0
-
-    @property
     def defers(self) -> bool:
         """True if gradients may be accumulated."""
-        return self.rule is not None and self.rule.at_most > 1
+        return self.rule is not None and self.rule.most > 1
 
     @property
     def skips(self) -> bool:
-        """True if rows must be watched: the rule is called, or gradients are accumulated."""
-        return self.defers or (self.rule is not None and self.rule.asks)
+        """True if rows must be watched: the rule may defer or skip updates."""
+        return self.defers or self.leaves_out
 
     @property
     def leaves_out(self) -> bool:
         """True if updates may be lost: the rule may answer 0."""
-        return self.rule is not None and self.rule.leaves_out
+        return self.rule is not None and self.rule.least == 0
 
     @cached_property
     def order(self) -> tuple[str, ...] | None:
@@ -108,11 +94,6 @@ class PolicyCaller:
         has_rows = self.policy.device_rows != "0"
         return has_rows and (self.policy.misses == "host" or self.order is None)
 
-    @property
-    def reads_norms(self) -> bool:
-        """True if the policy, or a skip rule that is switched on, may read update norms."""
-        return self.scores or (self.rule is not None and self.rule.asks)
-
     # --- answers about rows ----------------------------------------------------------------------------------
 
     def score(self, stats: RowStats) -> NDArray[np.float64]:
@@ -125,18 +106,18 @@ class PolicyCaller:
         return scores.astype(np.float64)
 
     def visits(self, stats: RowStats) -> NDArray[np.int64]:
-        """(n,) visits per update, at most `rule.at_most`."""
+        """(n,) visits per update, from `rule.least` to `rule.most`."""
         rule, method = self.rule, f"{OF_RULE}visits"
         assert rule is not None
         answer = self._array(method, stats, rule.visits)
         if answer.dtype.kind not in "iu":
             raise self._wrong(method, stats.step, "integers", f"dtype {answer.dtype}")
-        least = 0 if rule.leaves_out else 1
+        least = rule.least
         if len(bad := np.flatnonzero(answer < least)):
-            hint = "" if least == 0 else " (set leaves_out = True to skip updates)"
+            hint = "" if least == 0 else " (set least = 0 to skip updates)"
             got = f"{answer[bad[0]]} for row {stats.rows[bad[0]]}{hint}"
             raise self._wrong(method, stats.step, f"numbers of at least {least}", got)
-        return np.minimum(answer.astype(np.int64), rule.at_most)
+        return np.minimum(answer.astype(np.int64), rule.most)
 
     def _array(self, method: str, stats: RowStats, ask: Callable[[RowStats], NDArray[Any]]) -> NDArray[Any]:
         """(n,) a method's answer about these rows."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embeddings.planning.books import SlotTable, Tracker
-from adaptive.embeddings.planning.hot_set import WAITING, HotSet
+from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
@@ -16,9 +16,8 @@ from adaptive.policy import NEVER, RowStats
 
 Int64s = NDArray[np.int64]
 UNWATCHED: Final[dict[str, np.generic]] = {
-    "drift": np.float32(np.nan),
-    **dict.fromkeys(("drift_accesses", "drift_visits"), np.int64(0)),
-    **dict.fromkeys(("waiting", "at_rest", "saturated"), np.bool_(False)),
+    "update_size": np.float32(np.nan),
+    "saturated": np.bool_(False),
 }
 """Column of `RowStats` -> its value for rows that are not watched."""
 
@@ -37,7 +36,6 @@ class StatsSource:
         *,
         hot: HotSet | None = None,
         entries: Int64s | None = None,
-        visits: NDArray[np.uint32] | None = None,
     ) -> RowStats:
         """Gather the statistics of owned rows (n,) as of batch `number`.
 
@@ -45,15 +43,12 @@ class StatsSource:
             rows: owned rows.
             number: of the batch being planned.
             window: the batches that follow, nearest first.
-            hot: the hot set, if movement is wanted.
+            hot: the hot set, if rows are watched.
             entries: (n,) of the rows in the hot set; None: to be looked up.
-            visits: (entries of the hot set,) so far, if updates are deferred; requires `entries`.
         """
         group, records, norms = self._group, self._slots.gather(rows), self._tracker.update_norm
-        assert norms is not None, "see PolicyCaller.reads_norms"
         if hot is not None and entries is None:
             entries = hot.entries_of(rows)
-        movement = self._movement(len(rows), hot, entries)
         return RowStats(
             step=number,
             rows=group.to_global(rows),
@@ -61,22 +56,19 @@ class StatsSource:
             accesses=records.accesses,
             last_access=records.last_access,
             next_access=self._next_access(rows, records.slots, number, window),
-            update_norm=norms[rows],
-            visits=np.broadcast_to(np.int64(0), len(rows)) if visits is None else visits[entries].astype(np.int64),
+            update_norm=np.broadcast_to(np.float32(np.nan), len(rows)) if norms is None else norms[rows],
             resident=records.slots >= 0,
-            **movement,
+            **self._sizes(len(rows), hot, entries),
         )
 
-    def _movement(self, size: int, hot: HotSet | None, entries: Int64s | None) -> dict[str, NDArray[Any]]:
+    def _sizes(self, size: int, hot: HotSet | None, entries: Int64s | None) -> dict[str, NDArray[Any]]:
         """(size,) each: the columns about watched rows."""
         if hot is None or entries is None:
             return {name: np.broadcast_to(unknown, size) for name, unknown in UNWATCHED.items()}  # takes no memory
         columns = {name: np.full(size, unknown) for name, unknown in UNWATCHED.items()}
         watched = entries >= 0
         at = entries[watched]
-        values = (hot.drift[at], hot.drift_accesses[at], hot.drift_visits[at], hot.counted[at] & WAITING > 0)
-        for column, value in zip(columns.values(), (*values, hot.at_rest(at), hot.saturated[at]), strict=True):
-            column[watched] = value
+        columns["update_size"][watched], columns["saturated"][watched] = hot.sizes[at], hot.is_saturated(at)
         return columns
 
     def last_access(self, rows: Int64s) -> Int64s:

@@ -228,14 +228,12 @@ def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
     return max(1, min(int(HOT_SHARE * number / group.owners.size), group.num_rows))
 
 
-def watched_bytes(
-    groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, *, snapshots: int, sums: bool
-) -> int:
-    """Bytes on the device for watched rows: at most so many snapshots a group, sums of gradients and squares."""
+def watched_bytes(groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer) -> int:
+    """Bytes on the device for watched rows whose updates are deferred: sums of gradients and squares."""
 
     def values(group: Group) -> int:
         dim, rows = group.embedding_dim, hot_rows(group, skip, optimizer)
-        return min(snapshots, rows) * dim + sums * rows * (dim + optimizer.squares_width(dim))
+        return rows * (dim + optimizer.squares_width(dim))
 
     return sum(4 * values(group) for group in groups)
 

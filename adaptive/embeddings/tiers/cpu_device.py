@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates, Snapshots
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
 from adaptive.embeddings.tiers.host import HostTier
-from adaptive.kernels.rows.cpu import decay, drift, pool, update
+from adaptive.kernels.rows.cpu import decay, pool, update
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
 from adaptive.kernels.scratch import ScratchPool, allocate, empty_rows, full_rows, update_scratch
 from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
@@ -30,10 +30,12 @@ class CpuRows:
     Attributes:
         weights: (slots, D), state: (slots, S), float32 or bfloat16.
         scratch: (threads, >= D) float32, for kernels.
+        measures_rows: True to return the L2 norms of rows along with those of their updates.
     """
 
     def __init__(self, host: HostTier, num_slots: int = 0, fill: float = 0.0) -> None:
         self._host = host
+        self.measures_rows = False
         self.use(host.optimizer)
         threads, width = max(numba.get_num_threads(), 1), host.weights.shape[1]
         self.scratch = update_scratch(threads, width)
@@ -63,12 +65,15 @@ class CpuRows:
         pool.pool(out, *bags, slots, self._host.weights, len(self.scratch))
 
     def update(self, row_updates: RowUpdates, gradients: Floats, number: int) -> Floats:
-        """Update rows in place from the gradients (V, D) of batch `number`; return the L2 norms (U,) of the updates."""
-        norms, keys = np.empty(len(row_updates.rows), np.float32), self._host.rounding_keys(row_updates.rows, number)
+        """Update rows in place from the gradients (V, D) of batch `number`; return norms, see `DeviceTier.update`."""
+        norms, keys = self._norms(len(row_updates.rows)), self._host.rounding_keys(row_updates.rows, number)
         self._decay(row_updates.locations, keys)
         sums = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
         update.update(*sums, gradients, *self._tables, *self._rule, keys, norms, self.scratch)
         return norms
+
+    def _norms(self, number: int) -> Floats:
+        return np.empty((1 + self.measures_rows, number), np.float32)
 
     def defer(
         self,
@@ -82,9 +87,9 @@ class CpuRows:
     ) -> Floats:
         """`update`, or add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that are due.
 
-        pending (H,) marks the entries with a sum. Returns the L2 norms (n,) of the updates.
+        pending (H,) marks the entries with a sum. Returns norms, see `DeviceTier.update`.
         """
-        norms, keys = np.empty(len(deferred.rows), np.float32), self._host.rounding_keys(deferred.rows, number)
+        norms, keys = self._norms(len(deferred.rows)), self._host.rounding_keys(deferred.rows, number)
         if self._decay_factor != 1:
             self._decay(row_updates.locations[deferred.written], keys)
         divided = deferred.now, deferred.summed, deferred.entries, deferred.due
@@ -106,10 +111,10 @@ class CpuRows:
     ) -> Floats:
         """Update rows of `weights` and `state`, each from the sum and squares of its entry.
 
-        These are rows `locations` (n,) of copies (flip 0), or rows ~locations of the host tier (flip -1). Returns the
-        L2 norms (n,) of the updates.
+        These are rows `locations` (n,) of copies (flip 0), or rows ~locations of the host tier (flip -1). Returns
+        norms, see `DeviceTier.update`.
         """
-        norms = np.empty(len(locations), np.float32)
+        norms = self._norms(len(locations))
         if self._decay_factor != 1:
             decay.decay(flip, locations, self._decay_factor, keys, weights, len(self.scratch))
         deferred_kernels.update_from_sums(
@@ -137,7 +142,7 @@ class CpuDevice(DeviceTier):
         self.num_slots = num_slots
         self.squares_width = host.optimizer.squares_width(host.weights.shape[1])
         self._vectors = ScratchPool()
-        self.watch(0, snapshots=0, sums=False)
+        self._allocate_sums(0)
 
     @property
     def weights(self) -> Rows:
@@ -225,35 +230,28 @@ class CpuDevice(DeviceTier):
         waiting = watched[self._pending[entries[watched]]]
         self._rows.apply_sums(0, waiting, entries[waiting], self._sums, self._squares, weights, state)
 
-    def drift(self, snapshots: Snapshots) -> Later:
-        drifts = np.empty(len(snapshots.entries), np.float32)
-        where = snapshots.locations, snapshots.entries, snapshots.has_earlier
-        tables = self.weights, self._host.weights, self._snapshots
-        drift.drift(*where, *tables, drifts, self._rows.scratch)
-        return lambda: drifts
-
     def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         return self.weights[slots], self.state[slots]
 
-    def watch(self, capacity: int, *, snapshots: int, sums: bool) -> None:
-        width = self.weights.shape[1]
-        self._snapshots = full_rows(snapshots, width, np.nan)
+    def watch(self, capacity: int) -> None:
+        self._rows.measures_rows = True
+        self._allocate_sums(capacity)
+
+    def _allocate_sums(self, capacity: int) -> None:
         # Uninitialized: only pending sums are read, and writing all would take as much memory as the popular rows.
-        self._sums = empty_rows(capacity if sums else 0, width)
-        self._squares = empty_rows(len(self._sums), self.squares_width)
-        self._pending = np.zeros(len(self._sums), np.bool_)
+        self._sums = empty_rows(capacity, self.weights.shape[1])
+        self._squares = empty_rows(capacity, self.squares_width)
+        self._pending = np.zeros(capacity, np.bool_)
 
     def forget_watched(self) -> None:
-        self._snapshots.fill(np.nan)
         self._pending.fill(False)
 
     def export_watched(self, num_entries: int) -> WatchedValues:
         waiting = np.flatnonzero(self._pending[:num_entries])
-        return WatchedValues(self._snapshots[:num_entries].copy(), waiting, self._sums[waiting], self._squares[waiting])
+        return WatchedValues(waiting, self._sums[waiting], self._squares[waiting])
 
     def import_watched(self, values: WatchedValues) -> None:
         self.forget_watched()
-        self._snapshots[: len(values.snapshots)] = values.snapshots
         self._sums[values.waiting], self._squares[values.waiting] = values.sums, values.squares
         self._pending[values.waiting] = True
 
@@ -263,5 +261,4 @@ class CpuDevice(DeviceTier):
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:
-        watched = self._snapshots.nbytes + self._sums.nbytes + self._squares.nbytes
-        return self.weights.nbytes, self.state.nbytes, watched
+        return self.weights.nbytes, self.state.nbytes, self._sums.nbytes + self._squares.nbytes

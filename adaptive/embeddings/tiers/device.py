@@ -1,7 +1,7 @@
 """`DeviceTier`: slots for rows, and the work done on them.
 
 `cpu_device` implements it in ordinary memory, `gpu.device` on a GPU. The device tier pools bags, applies updates and
-measures drift. It can reach the host tier's arrays, so that rows which a plan leaves on the host (`misses = "host"`)
+measures them. It can reach the host tier's arrays, so that rows which a plan leaves on the host (`misses = "host"`)
 are added at their place in a sum.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embeddings.planning.lookups import Searcher
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates
 from adaptive.optim import RowOptimizer
 
 Int64s = NDArray[np.int64]
@@ -27,9 +27,8 @@ Later = Callable[[], Floats]  # call it once for numbers that may still be in fl
 
 @dataclass(frozen=True)
 class WatchedValues:
-    """Values of watched rows: n entries of the hot set, m of them with a deferred sum."""
+    """Values of watched rows: the m entries of the hot set with a deferred sum."""
 
-    snapshots: Floats  # (n, D), NaN where there is none yet; or (0, D)
     waiting: Int64s  # (m,) entries, ascending
     sums: Floats  # (m, D)
     squares: Floats  # (m, S)
@@ -125,7 +124,8 @@ class DeviceTier(ABC):
         number: of the batch, for stochastic rounding.
 
         Returns:
-            (n,) L2 norms of the updates, in the order of `GroupPlan.written`.
+            (1, n) L2 norms of the updates, in the order of `GroupPlan.written_rows`; (2, n) with those of the rows
+            before them once `watch` was called.
         """
 
     @abstractmethod
@@ -134,10 +134,6 @@ class DeviceTier(ABC):
 
         Rows in bfloat16 are rounded to nearest, so that reading depends on no batch.
         """
-
-    @abstractmethod
-    def drift(self, snapshots: Snapshots) -> Later:
-        """Return the movement (n,) of watched rows since their snapshots, and renew these."""
 
     @abstractmethod
     def read(self, slots: Int64s) -> tuple[Rows, Rows]:
@@ -152,12 +148,12 @@ class DeviceTier(ABC):
         """Debug: write NaN to the host copies of rows that a batch will change on the device."""
 
     @abstractmethod
-    def watch(self, capacity: int, *, snapshots: int, sums: bool) -> None:
-        """Allocate `snapshots` of rows, and deferred sums and their squares for `capacity` rows."""
+    def watch(self, capacity: int) -> None:
+        """Allocate deferred sums and their squares for `capacity` rows; measure rows before their updates."""
 
     @abstractmethod
     def forget_watched(self) -> None:
-        """Drop all snapshots and deferred sums."""
+        """Drop all deferred sums."""
 
     @abstractmethod
     def export_watched(self, num_entries: int) -> WatchedValues:
@@ -165,7 +161,7 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def import_watched(self, values: WatchedValues) -> None:
-        """Replace all snapshots and deferred sums. They must fit in what `watch` allocated."""
+        """Replace all deferred sums. They must fit in what `watch` allocated."""
 
     @property
     @abstractmethod
@@ -175,4 +171,4 @@ class DeviceTier(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> tuple[int, int, int]:
-        """Bytes of (weights, state, snapshots and sums with their squares)."""
+        """Bytes of (weights, state, sums with their squares)."""

@@ -173,7 +173,7 @@ class Mover:
     def settle(self) -> None:
         """Wait for all work so far, on any stream.
 
-        Slots, snapshots and constants are made when tiers are built or resized, on the stream that is current then. A
+        Slots, sums and constants are made when tiers are built or resized, on the stream that is current then. A
         loop may train on another one, after which `begin` orders the first moves.
         """
         self._settle()

@@ -1,4 +1,4 @@
-"""Books of watched rows: entries of the hot set, due snapshots, deferred updates.
+"""Books of watched rows: entries of the hot set, sizes of their updates, deferred updates.
 
 Letters: U distinct rows of a batch, n of them watched, T tables of the group, H entries of the hot set.
 
@@ -7,11 +7,13 @@ A batch's watched rows are given by their `places` (n,) int32 among its distinct
 is in another.
 """
 
+import math
+
 import numpy as np
 
 from adaptive.counters import Counter
 from adaptive.kernels.jit import at, kernel
-from adaptive.kernels.planning.books import DUE, MOST_ACCESSES, NOW, SKIPPED, WAITS
+from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 from adaptive.kernels.planning.lookups import HASH, S32
 from adaptive.kernels.vector.row_ops import prefetch_item
 
@@ -39,9 +41,8 @@ def enter_rows(rows, keys, values, count, places):
 SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
 DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
 ONE = np.uint64(1)
-MOST_VISITS = 2**16 - 1  # between two snapshots, as the books have room for
 AHEAD = 64  # records to prefetch, each in its own cache line; 16 takes 1.6 times as long
-SHORTER = 4  # the first interval is shorter by 2**SHORTER, the second by half of that, and so on
+FOLLOWS = np.float32(0.125)  # share of a new update's size in the running mean
 
 
 @kernel(inline=True)
@@ -87,119 +88,54 @@ def lookup_entries(rows, keys, values, entries):
 
 
 @kernel()
-def visit_entries(
-    places,
-    entries,
-    most_entries,
-    weight,
-    counts,
-    locations,
-    min_accesses,
-    min_visits,
-    entry_visits,
-    entry_accesses,
-    entry_snapshots,
-    entry_saturated,
-    entry_skipped,
-    fates,
-    due,
-    chosen,
-):
-    """Count the lookups of watched rows, mark saturated ones, and list due snapshots, of entries below `most_entries`.
+def learn_sizes(rows, norms, due_visits, row_entries, sizes):
+    """Let the running means of watched rows' update sizes follow the updates of a trained batch.
 
-    Lookups and visits of this batch count `weight` times: it stands for so many batches.
-    A snapshot is due when a row is first seen (entry_visits int32 is -1), and after `min_accesses` lookups in
-    `min_visits` batches since the latest one; the first intervals are shorter (entry_snapshots uint8 counts them). It
-    is taken after the batch's update. So an update skipped in this batch, or since the latest snapshot (entry_skipped),
-    makes the movement unknown.
+    rows (n,) int64 that were updated, the last k of them with the sum of due_visits (k,) int32 gradients; norms (2, n)
+    float32 of each update and of the row before it; row_entries as in `find_entries`. sizes (H,) float32, NaN: none.
 
-    Outputs: fates (U,) uint8, SKIPPED where saturated; due: of the due snapshots, in order, location int64, entry
-    int32, has_earlier (bool: an earlier snapshot exists and every update since then was written), accesses and visits
-    int64 since then. chosen (n,) int32 is scratch. Returns the number of due snapshots.
+    An update with a sum counts as its visits, each moving the row by 1 / sqrt(visits) of it: gradients that point
+    anywhere move a row as in a random walk. If they agree, the row moves further, so the size grows.
     """
-    due_locations, due_entries, has_earlier, due_accesses, due_visits = due
-    num_due = num_chosen = 0
-    for i in range(places.size):  # without branches, which would be unpredictable
-        chosen[at(num_chosen)] = i
-        num_chosen += entries[i] < most_entries
-    for j in range(num_chosen):
-        if j + AHEAD < num_chosen:
-            prefetch_item(entry_visits, entries[at(chosen[at(j + AHEAD)])])
-        u, entry = places[at(chosen[at(j)])], entries[at(chosen[at(j)])]
-        seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]) * weight, MOST_ACCESSES)
-        first = entry_visits[entry] < 0
-        visits = min(max(entry_visits[entry], 0) + weight, MOST_VISITS)
-        shorter = max(SHORTER + 1 - np.int64(entry_snapshots[entry]), 0)
-        if entry_saturated[entry]:
-            fates[u] = SKIPPED
-            entry_skipped[entry] = True
-        if first or (seen >= min_accesses >> shorter and visits >= min_visits >> shorter):
-            due_locations[num_due] = locations[u]
-            due_entries[num_due] = entry
-            has_earlier[num_due] = not first and not entry_skipped[entry]
-            due_accesses[num_due] = seen
-            due_visits[num_due] = visits
-            num_due += 1
-            seen = visits = 0
-            entry_skipped[entry] = False
-            entry_snapshots[entry] = min(np.int64(entry_snapshots[entry]) + 1, SHORTER + 1)
-        entry_visits[entry] = visits
-        entry_accesses[entry] = seen
-    return num_due
-
-
-@kernel(inline=True)
-def waits_longer(waited, visited, every, at_most, rule_waits):
-    """True if waited + 1 < k, for the visit number `visited` of a row whose gradient has waited for `waited` visits."""
-    return (waited + 1 < at_most) & ((waited + 2) * every <= visited) & (waited < np.int64(rule_waits))
+    num_now = rows.size - due_visits.size
+    for i in range(rows.size):
+        entry = row_entries[rows[at(i)]] - 1
+        if entry < 0:
+            continue
+        norm, visits = norms[0, at(i)], 1
+        size = norm / norms[1, at(i)] if norm != 0 else np.float32(0.0)
+        share = FOLLOWS
+        if i >= num_now:
+            visits = due_visits[at(i - num_now)]
+            size /= np.float32(math.sqrt(visits))
+            stays = np.float32(1.0)
+            for _ in range(visits):
+                stays *= np.float32(1.0) - FOLLOWS
+            share = np.float32(1.0) - stays
+        old = sizes[entry]
+        sizes[entry] = old + share * (size - old) if old == old else size
 
 
 @kernel()
-def defer_visits(
-    places,
-    entries,
-    counts,
-    seen,
-    every,
-    at_most,
-    rule_waits,
-    by_rule,
-    visits,
-    waiting,
-    fates,
-    summed,
-    summed_entries,
-    due,
-):
-    """Decide which watched rows accumulate their gradients; see `policy.SkipRule`.
+def defer_visits(places, entries, answers, waiting, fates, summed, summed_entries, due, due_visits):
+    """Decide what happens to the gradients of watched rows; see `policy.SkipRule.visits`.
 
-    seen (U,) uint32: lookups of each row so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8:
-    the rule's answers - 1, used if `by_rule`. Outputs: fates (U,) uint8 of rows with a sum; summed int32 (distinct
-    rows) and summed_entries int32; due int32: positions in `summed` of the sums applied after this batch. Returns the
-    numbers of summed and due rows.
+    answers (H,) uint8 of the rule: visits over which a row's gradients are accumulated, 0: updates are skipped; waiting
+    (H,) uint8: gradients in the row's sum. Outputs: fates (U,) uint8 of rows that are not updated now; summed int32
+    (distinct rows) and summed_entries int32; due int32: positions in `summed` of the sums applied after this batch, and
+    due_visits int32: gradients in each. Returns the numbers of summed and due rows.
     """
-    num_new = num_summed = num_due = 0
+    num_summed = num_due = 0
     for i in range(places.size):
         if i + AHEAD < places.size:
-            prefetch_item(visits, entries[at(i + AHEAD)])
+            prefetch_item(answers, entries[at(i + AHEAD)])
         u, entry = at(places[at(i)]), at(entries[at(i)])
-        if fates[u] == SKIPPED:
-            continue
-        due[at(num_new)] = i
-        num_new += visits[entry] == 0
-        visited, waited = np.int64(visits[entry]) + 1, np.int64(waiting[entry])
-        waits = waits_longer(waited, visited, every, at_most, rule_waits[entry] if by_rule else waited + 1)
-        visits[entry], waiting[entry] = visited, waits * (waited + 1)
-        fates[u] = WAITS * waits + DUE * (~waits & (waited > 0))
-    for j in range(num_new):  # just admitted: estimate its visits from its lookups at this batch's rate
-        u, entry = at(places[at(due[at(j)])]), at(entries[at(due[at(j)])])
-        visited = max(np.int64(seen[u]) // np.int64(counts[u]), np.int64(1))
-        waits = waits_longer(np.int64(0), visited, every, at_most, rule_waits[entry] if by_rule else np.int64(1))
-        visits[entry], waiting[entry], fates[u] = visited, waits, WAITS * waits
-    for i in range(places.size):
+        waited, answer = np.int64(waiting[entry]), np.int64(answers[entry])
+        waits = waited + 1 < answer
+        waiting[entry] = waits * (waited + 1)
+        fates[u] = WAITS * waits + DUE * (~waits & (waited > 0)) + SKIPPED * ((answer == 0) & (waited == 0))
         # Written for every row and counted for some: unpredictable branches would take most of the time.
-        u = at(places[at(i)])
-        due[at(num_due)] = num_summed
+        due[at(num_due)], due_visits[at(num_due)] = num_summed, waited + 1
         num_due += fates[u] == DUE
         summed[at(num_summed)], summed_entries[at(num_summed)] = u, entries[at(i)]
         num_summed += (fates[u] == DUE) | (fates[u] == WAITS)

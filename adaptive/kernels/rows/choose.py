@@ -16,7 +16,6 @@ class RowKernels:
     update: Callable[..., None]
     decay: Callable[..., None]
     accumulate: Callable[..., None]
-    drift: Callable[..., None]
     copy_rows: Callable[..., None]
     initial_rows: Callable[..., None]
 
@@ -32,19 +31,18 @@ def row_kernels(device: torch.device) -> RowKernels:
         return triton_rows()
     from adaptive.kernels.rows import cpu_tensors as cpu
 
-    return RowKernels(cpu.pool, cpu.update, cpu.decay, cpu.accumulate, cpu.drift, cpu.copy_rows, cpu.initial_rows)
+    return RowKernels(cpu.pool, cpu.update, cpu.decay, cpu.accumulate, cpu.copy_rows, cpu.initial_rows)
 
 
 def triton_rows() -> RowKernels:
     """Return the Triton kernels; only if `gpu.available`."""
-    from adaptive.kernels.rows.gpu import decay, deferred, drift, initial, move, pool, update
+    from adaptive.kernels.rows.gpu import decay, deferred, initial, move, pool, update
 
     return RowKernels(
         pool.pool,
         update.update,
         decay.decay,
         deferred.accumulate,
-        drift.drift,
         move.copy_rows,
         initial.initial_rows,
     )

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from adaptive.kernels.rows.cpu import decay as decay_kernels
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
-from adaptive.kernels.rows.cpu import drift as drift_kernels
 from adaptive.kernels.rows.cpu import initial as initial_kernels
 from adaptive.kernels.rows.cpu import move as move_kernels
 from adaptive.kernels.rows.cpu import pool as pool_kernels
@@ -108,23 +107,6 @@ def accumulate(
     _check_segments(ends, len(lookups))
     sent, tables = (ends, lookups, _array(scales), _array(gradients)), (_array(sums), _array(squares), _array(pending))
     deferred_kernels.accumulate(0, len(places), places, *sent, *tables, empty_rows(1, sums.shape[1]))
-
-
-def drift(
-    locations: Tensor,
-    entries: Tensor,
-    has_snapshot: Tensor,
-    weights: Tensor,
-    host_weights: Tensor | None,
-    snapshots: Tensor,
-    drifts: Tensor,
-) -> None:
-    """As `gpu.drift.drift`."""
-    near, far = _array(weights), _rows_or_none(host_weights, weights)
-    where, places = _array(locations), _below(len(snapshots), entries).astype(np.int32, copy=False)
-    _check_locations(where, near, far)
-    tables = near, far, _array(snapshots), _array(drifts), empty_rows(1, snapshots.shape[1])
-    drift_kernels.drift_range(0, len(where), where, places, _array(has_snapshot), *tables)
 
 
 def copy_rows(

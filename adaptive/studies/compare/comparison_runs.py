@@ -271,7 +271,8 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
     except Exception as error:  # any error ends only this run
         traceback.clear_frames(error.__traceback__)  # frees its tables
         return Outcome(contender.label, config.seed, str(path), error=error)
-    summary.pop("table", None)
+    for text in ("table", "details"):
+        summary.pop(text, None)
     return replace(_finished(contender, config, path, summary), others_cpu_share=others.share())
 
 

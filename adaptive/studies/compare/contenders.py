@@ -39,7 +39,7 @@ def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender
     """Return the policies of a comma-separated list, each with its settings.
 
     A policy is a name, module:Class or file.py:Class, and may have parameters: `lfu+half_life=500`.
-    For a policy without a parameter `skip`, `lfu+skip=defer+every=8` names a skip rule and its parameters.
+    For a policy without a parameter `skip`, `lfu+skip=defer+at_most=8` names a skip rule and its parameters.
     `policy.NAME=VALUE` in `sets` applies to every policy of the list that has the parameter. A policy that works with
     only one size of the device tier gets that size.
 

@@ -46,7 +46,7 @@ def check_policy(policy: str | type[Policy], options: Options | None = None) -> 
 def check_rule(rule: str | type[SkipRule]) -> list[CheckResult]:
     """Run every check on a skip rule, given as for `check_policy`.
 
-    Parameters are given as in `defer+every=8`. A rule that cannot be loaded fails the one check `loads`.
+    Parameters are given as in `defer+at_most=8`. A rule that cannot be loaded fails the one check `loads`.
     """
     try:
         make_rule(rule)

@@ -307,10 +307,10 @@ class _Anywhere(Policy):
 
 
 def _rule_answers(make: Make, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
-    """Return the visits of a new rule for made-up rows; none if it asks for no rows."""
+    """Return the visits of a new rule for made-up rows; none if it watches no rows."""
     caller = PolicyCaller(_Anywhere(make()))
     caller.begin(optimizer)
-    sizes = _SIZES if caller.rule is not None and caller.rule.asks else ()
+    sizes = _SIZES if caller.skips else ()
     return [caller.visits(made_up_stats(size, step)) for size in sizes for step in (200, 264, 700)]
 
 
@@ -337,7 +337,7 @@ def _keeps_inputs(make: Make) -> None:
 
 
 def _called(rule: SkipRule, steps: Sequence[int]) -> SkipRule:
-    for step in steps if rule.asks else ():
+    for step in steps:
         rule.visits(made_up_stats(1000, step))
     return rule
 
@@ -352,7 +352,7 @@ def _rule_restores(make: Make) -> None:
 
 
 def _rule_trains(make: Make) -> None:
-    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, feedback_delay=4)
+    skip = SkipConfig(interval=2, hot_rows="50%", min_accesses=1, feedback_delay=4)
     expected: dict[str, NDArray[np.float32]] = {}
     for depth, device_rows in [(0, "100%"), (1, "30%"), (3, "60%")]:
         where = f"depth {depth}, device rows {device_rows}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.plugins import Options, make_policy
-from adaptive.policy import NEVER, Policy, RowStats
+from adaptive.policy import NEVER, SATURATED, Policy, RowStats
 
 Answer = TypeVar("Answer")
 
@@ -28,8 +28,8 @@ def made_up_stats(size: int, step: int = 700) -> RowStats:
     last_access = random.integers(-1, step + 1, size)
     next_access = np.where(random.random(size) < 0.5, NEVER, step + random.integers(1, 64, size))
     rows = random.choice(STARTS[-1], size, replace=False)
-    drift = random.random(size, np.float32) ** 4
-    drift[random.random(size) < 0.3] = np.nan
+    update_size = random.random(size, np.float32) ** 4
+    update_size[random.random(size) < 0.3] = np.nan
     stats = RowStats(
         step=step,
         rows=rows,
@@ -38,13 +38,8 @@ def made_up_stats(size: int, step: int = 700) -> RowStats:
         last_access=last_access,
         next_access=next_access,
         update_norm=random.random(size, np.float32) * 100,
-        drift=drift,
-        drift_accesses=random.integers(0, 1000, size),
-        drift_visits=random.integers(0, 500, size),
-        visits=random.integers(0, 5000, size),
-        waiting=random.random(size) < 0.3,
-        at_rest=random.random(size) < 0.3,
-        saturated=random.random(size) < 0.3,
+        update_size=update_size,
+        saturated=update_size < SATURATED,
         resident=random.random(size) < 0.5,
     )
     for value in vars(stats).values():

@@ -26,11 +26,11 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct, DistinctFinder, check_batch, lay_out_bags
 from adaptive.embeddings.planning.planner import Arrival, Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.embeddings.planning.sizing import choose_slots, hot_rows, row_bytes
+from adaptive.embeddings.planning.sizing import choose_slots, row_bytes
 from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.kernels.planning import belady
 from adaptive.optim import RowOptimizer
-from adaptive.policy import Policy, RowStats, SkipRule, arranges
+from adaptive.policy import Policy, arranges
 from adaptive.system import StopRequest
 from adaptive.training.components import total_steps
 
@@ -47,32 +47,17 @@ class Setup:
     depth: int
 
 
-class _ByVisits(SkipRule):
-    """The part of a rule that depends on visits only, not on movement."""
-
-    watches = asks = False
-
-    def __init__(self, rule: SkipRule) -> None:
-        self.every, self.at_most, self.warmup = rule.every, rule.at_most, rule.warmup
-
-    def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        return np.full(len(rows), self.at_most)
-
-
 class SimulatedRun:
     """Plans batches as training would, and counts what `statistics.take` would count.
 
-    Policies see the update sizes and drift of fresh rows. Deferral by visits works as in training. For a rule that
-    defers rows less when they move, its bound on visits is used, as if no row moved (`skips_at_most`). Ids do not show
-    decisions by movement alone, so nothing is skipped then (`skips_unknown`).
+    Ids do not show the sizes of updates: policies see those of fresh rows, and nothing is deferred (`skips_unknown`).
 
     Attributes:
         tally: (T, counters) sums over the planned batches.
         popular: samples all of whose rows were on the device when their batch was planned.
         seconds: total time, including calibration and counts that only a simulation makes.
         error: the reason why the run stopped: its device tier is too small, or its policy failed.
-        skips_unknown: training would skip or defer updates by movement.
-        skips_at_most: training defers no more than is counted here.
+        skips_unknown: training would skip or defer updates.
 
     Args:
         setup: shared settings.
@@ -92,8 +77,8 @@ class SimulatedRun:
         self.policy_caller = PolicyCaller(policy)
         row_size = row_bytes(setup.group, setup.optimizer)
         self.planner = Planner(setup.group, self.num_slots, tier, self.policy_caller, row_size)
-        self.skips_at_most = False
-        self.skips_unknown = self._begin_skipping(skip)
+        self.policy_caller.begin(type(setup.optimizer).__name__.lower())
+        self.skips_unknown = skip is not None and self.policy_caller.skips
         self.view = RowView([self.planner])
         self._notifier = AccessNotifier([self.planner], self.policy_caller)
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
@@ -102,21 +87,6 @@ class SimulatedRun:
         self.error: DeviceMemoryError | PolicyError | None = None
         self._reduces_lookahead = tier.when_full == "reduce_lookahead"
         self._ahead: deque[tuple[Batch, Distinct]] = deque()
-
-    def _begin_skipping(self, skip: SkipConfig | None) -> bool:
-        """Watch rows as training would; return True if it would measure their movement."""
-        caller, optimizer = self.policy_caller, self.setup.optimizer
-        caller.begin(type(optimizer).__name__.lower())
-        self._skip = skip if caller.skips else None
-        if self._skip is None:
-            return False
-        rule = self.policy.rule
-        if rule is not None and rule.watches and rule.every > 1 and not (rule.leaves_out or rule.drops_inputs):
-            self.policy.rule, self.skips_at_most = _ByVisits(rule), True
-        if caller.watches_movement:
-            return True
-        self.planner.watch(hot_rows(self.setup.group, self._skip, optimizer), self._skip)
-        return False
 
     @property
     def staged(self) -> bool:
@@ -163,16 +133,9 @@ class SimulatedRun:
         if self.error is not None:
             return
         with self.timed():
-            self._ask()
             arrival = self._prepare(distinct, [later for _, later in self._ahead])
             self._count_popular(batch, arrival)
             self._commit(batch, arrival)
-
-    def _ask(self) -> None:
-        """Ask the skip rule when it is due, as the pipeline does before it plans a batch."""
-        skipper = self.planner.skipper
-        if skipper is not None and self._skip is not None and self.batches and self.batches % self._skip.interval == 0:
-            skipper.ask(self.batches)
 
     def _prepare(self, distinct: Distinct, window: list[Distinct]) -> Arrival:
         depth = self.setup.depth

@@ -55,7 +55,7 @@ class PolicyForecast(SizedPolicy):
         belady_row_hit_rate: upper bound for any policy.
         popular_input_share: share of samples that found all their rows on the device.
         skipped_update_share, deferred_update_share: shares of the row updates; None if ids do not show them.
-        skips_unknown, skips_at_most: see `SimulatedRun`.
+        skips_unknown: see `SimulatedRun`.
         policy_numbers: numbers that the policy reports.
     """
 
@@ -73,7 +73,6 @@ class PolicyForecast(SizedPolicy):
     skipped_update_share: float | None
     deferred_update_share: float | None
     skips_unknown: bool
-    skips_at_most: bool
     policy_numbers: Mapping[str, float]
     lookups_per_s: float
 
@@ -262,7 +261,6 @@ def _forecast(setup: Setup, stream: SharedTrace, label: str, size: str, run: Sim
         skipped_update_share=share(total[Counter.SKIPPED_UPDATES]),
         deferred_update_share=share(total[Counter.DEFERRED_UPDATES]),
         skips_unknown=run.skips_unknown,
-        skips_at_most=run.skips_at_most,
         policy_numbers=PolicyCaller(run.policy).reported(),
         lookups_per_s=lookups / (run.seconds + stream.seconds),
     )

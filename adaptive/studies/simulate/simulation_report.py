@@ -14,7 +14,7 @@ LEGEND: Final = (
     "written because they wait for a later one."
 )
 UNKNOWN: Final = (
-    "updates are skipped or deferred by movement, which ids do not show. The numbers are those of a run that skips "
+    "updates are skipped or deferred by their size, which ids do not show. The numbers are those of a run that skips "
     "nothing"
 )
 Column = tuple[str, Callable[[PolicyForecast], str]]
@@ -61,8 +61,7 @@ def _columns(result: Simulation) -> list[Column]:
 def _deferred(run: PolicyForecast) -> str:
     if run.skips_unknown:
         return "unknown"
-    share = percent_text(run.deferred_update_share)
-    return f"<= {share}" if run.skips_at_most and run.deferred_update_share is not None else share
+    return percent_text(run.deferred_update_share)
 
 
 def stop_lines(result: Simulation) -> list[str]:

@@ -74,7 +74,7 @@ def train_little(config: TrainConfig, shape: DataShape, sample: Sequence[Batch])
     sizes = [min(feature.num_embeddings, 4 * max(most, 16)) for feature in shape.features]
     features = [Feature(f.name, size) for f, size in zip(shape.features, sizes, strict=True)]
     tier = {"device_rows": "auto" if config.tier.device_rows == "0" else "50%", "host": "memory", "held_rows": 0}
-    quick = {"interval": 2, "min_accesses": 1, "min_visits": 1, "feedback_delay": 1}
+    quick = {"interval": 2, "min_accesses": 1, "feedback_delay": 1}
     update = {
         "tier": config.tier.model_copy(update=tier),
         "skip": config.skip and config.skip.model_copy(update=quick),
@@ -84,7 +84,7 @@ def train_little(config: TrainConfig, shape: DataShape, sample: Sequence[Batch])
     with components.embeddings as embeddings:
         if embeddings.policy.rule is not None:
             embeddings.policy.rule.warmup = 2
-            vars(embeddings.policy.rule).update(every=1, visits=_every_other)
+            vars(embeddings.policy.rule)["visits"] = _every_other
         moved = [_other_ids(batches[i % len(batches)], sizes, i) for i in range(BATCHES)]
         if calibrates(embeddings.policy):
             embeddings.calibrate(moved)

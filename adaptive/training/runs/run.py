@@ -41,6 +41,7 @@ from adaptive.training.telemetry.report import (
     QualitySummary,
     RunSummary,
     run_summary,
+    short_text,
     summary_text,
 )
 from adaptive.training.telemetry.tensorboard import TensorBoardView
@@ -194,8 +195,8 @@ class Run:
         damaged = left.damaged if left else ()
         self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
 
-    def train(self) -> RunSummary:
-        """Train, save and evaluate; return the summary."""
+    def train(self, *, compile_s: float = 0.0) -> RunSummary:
+        """Train, save and evaluate; return the summary. `compile_s`: seconds in which kernels were compiled before."""
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
         self._print(policy_text(self.config.policy, self.components.embeddings.policy))
@@ -208,14 +209,19 @@ class Run:
         except RanksError as error:
             raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
         self._print(constant_label_text(self.recorder.log_loss))
-        summary = self._summary(evaluation)
+        summary: RunSummary = {**self._summary(evaluation), "compile_s": compile_s}
         self.directory.finish(cast(dict[str, object], summary))
-        text = summary_text(summary, self.recorder.totals, table_rows=self._table_rows)
+        totals, run = self.recorder.totals, shlex.quote(str(path))
+        rows, misses = sum(self._table_rows.values()), self.components.embeddings.policy.misses
+        text = short_text(summary, totals, rows=rows, misses=misses, run=run)
         if hint := steps_hint(self.config, summary["samples"]):
             text += f"\n{hint}\n"
         text += quality_hint(self.config, self.recorder.evaluations)
+        curves = f"   curves: tensorboard --logdir {shlex.quote(str(path.parent))}" if self.config.tensorboard else ""
+        text += f"\n{path}{curves}\nmore: adaptive-train run ... --verbose (stages, tables, traffic)"
         commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
-        return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
+        details = summary_text(summary, totals, table_rows=self._table_rows) + f"\nnext:{commands}"
+        return {**summary, "table": text, "details": details}
 
     def _train(self) -> Evaluation | None:
         agreed = None if self.ranks.is_local else AgreedStop(self.ranks)

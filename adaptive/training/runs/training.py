@@ -229,8 +229,7 @@ def _train_in(directory: RunDirectory, config: TrainConfig, stream: TextIO | Non
             device=str(components.embeddings.device),
             **({"ranks": places} if (places := ranks.places) else {}),
         )
-        summary = Run(config, directory, dataset, components, stream).train()
-        return {**summary, "compile_s": compile_s}
+        return Run(config, directory, dataset, components, stream).train(compile_s=compile_s)
 
 
 class PresetSource(TypedDict):

@@ -75,13 +75,13 @@ def policy_text(spec: str, policy: "Policy") -> str:
 
 
 def skip_text(rule: "SkipRule | None") -> str:
-    """`skip rule defer by least accumulates updates for up to 16 visits of a row`"""
-    if rule is None or not (rule.leaves_out or rule.drops_inputs or rule.at_most > 1):
+    """`skip rule Defer accumulates updates for up to 16 visits of a row`"""
+    if rule is None or not (rule.least == 0 or rule.drops_inputs or rule.most > 1):
         return "skips no updates"
     effects = {
-        "drops updates": rule.leaves_out,
-        f"accumulates updates for up to {rule.at_most} visits of a row": rule.at_most > 1,
+        "drops updates": rule.least == 0,
+        f"accumulates updates for up to {rule.most} visits of a row": rule.most > 1,
         "drops inputs": rule.drops_inputs,
     }
     effect = " and ".join(text for text, has_effect in effects.items() if has_effect)
-    return f"skip rule {' '.join(filter(None, (type(rule).__name__.lower(), rule.mode)))} {effect}"
+    return f"skip rule {type(rule).__name__} {effect}"

@@ -46,11 +46,8 @@ class TableCounts:
     written_back: int = 0
     bytes_h2d: int = 0
     bytes_d2h: int = 0
-    watched_rows: int = 0  # now, for the skip rule; as of its latest call, like the next four
-    judged_rows: int = 0  # watched rows with measured movement
-    at_rest_rows: int = 0  # judged rows that moved by less than 5% of their length in their latest full interval
-    waiting_rows: int = 0  # watched rows whose gradients are accumulated, however far they move
-    saturated_rows: int = 0  # watched rows whose updates a rule skips
+    watched_rows: int = 0  # popular rows, whose updates are measured; as of the skip rule's latest call
+    saturated_rows: int = 0  # those of them whose latest updates moved them by less than 5% of their length each
     skipped_updates: int = 0
     skipped_lookups: int = 0
     deferred_updates: int = 0
@@ -72,14 +69,9 @@ class TableCounts:
         return share(self.row_hits, self.unique_rows)
 
     @property
-    def judged_row_share(self) -> float | None:
-        """Share of watched rows with measured movement; None without watched rows."""
-        return share(self.judged_rows, self.watched_rows)
-
-    @property
-    def at_rest_row_share(self) -> float | None:
-        """Share of judged rows that are at rest; None without judged rows."""
-        return share(self.at_rest_rows, self.judged_rows)
+    def saturated_row_share(self) -> float | None:
+        """Share of watched rows that are saturated; None without watched rows."""
+        return share(self.saturated_rows, self.watched_rows)
 
     @property
     def has_keys(self) -> bool:
@@ -199,9 +191,6 @@ Record = RunRecord | IntervalRecord | EvalRecord | ResumeRecord
 ROWS_NOW: Final = (
     "resident_rows",
     "watched_rows",
-    "judged_rows",
-    "at_rest_rows",
-    "waiting_rows",
     "saturated_rows",
     "live_keys",
     "index_places",
@@ -405,11 +394,8 @@ COUNT_FIELDS: Final = (
     CountField("index_load", f"{KEYS}/index_load", "index_load"),
     CountField("unadmitted_lookup_share", f"{KEYS}/unadmitted_lookup_share", "unadmitted_lookup_share", by_table=True),
     CountField("watched_rows", f"{SKIPPING}/watched_rows", "watched_rows"),
-    CountField("waiting_rows", f"{SKIPPING}/waiting_rows", "waiting_rows", by_table=True),
-    CountField("at_rest_rows", f"{SKIPPING}/at_rest_rows", "at_rest_rows", by_table=True),
     CountField("saturated_rows", f"{SKIPPING}/saturated_rows", "saturated_rows", by_table=True),
-    CountField("judged_row_share", f"{SKIPPING}/judged_row_share", "judged_row_share"),
-    CountField("at_rest_row_share", f"{SKIPPING}/at_rest_row_share", "at_rest_row_share"),
+    CountField("saturated_row_share", f"{SKIPPING}/saturated_row_share", "saturated_row_share"),
     CountField("skipped_update_share", f"{SKIPPING}/skipped_update_share", "skipped_update_share", by_table=True),
     CountField("deferred_update_share", f"{SKIPPING}/deferred_update_share", "deferred_update_share"),
     CountField("skipped_lookup_share", None, "skipped_lookup_share"),

@@ -121,11 +121,8 @@ class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=Fal
     bytes_h2d: int
     bytes_d2h: int
     watched_rows: int
-    judged_row_share: float | None
-    at_rest_rows: int
-    at_rest_row_share: float | None
-    waiting_rows: int
     saturated_rows: int
+    saturated_row_share: float | None
     time_ms: dict[str, float]
     policy_numbers: dict[str, float | None]  # as last reported by the policy
     evaluations: list[EvaluationPoint]
@@ -140,7 +137,8 @@ class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=Fal
     out_of_range_ids: Mapping[str, int]
     truncated_sequences: Mapping[str, int]
     run_dir: str
-    table: str  # the summary as text; not part of `--json`
+    table: str  # the summary as text; not part of `--json`, nor is the next
+    details: str  # stages, tables and traffic as text
 
 
 def crossed_numbers(crossed: Crossed, steps: int) -> dict[str, float]:
@@ -195,6 +193,82 @@ def run_summary(
     return cast(RunSummary, plain(summary))
 
 
+def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, run: str) -> str:
+    """The summary as the text of a run: what was read, where rows were, what was skipped, how fast, how good.
+
+    Args:
+        summary: of the run.
+        totals: of the run.
+        rows: of all tables.
+        misses: see `Policy.misses`.
+        run: directory of the run, quoted for a shell.
+    """
+    compiled = summary.get("compile_s")
+    once = f" (and {compiled:.0f} s to compile, once)" if compiled and compiled >= 0.5 else ""
+    facts = {"placement": _placement(summary, totals, rows, misses)}
+    if summary.get("watched_rows"):
+        facts["saturated"] = [
+            f"{count_text(summary['saturated_rows'])} of {count_text(summary['watched_rows'])} popular rows: an update "
+            "moves them by less than 5% of their length"
+        ]
+    facts["skipped"] = _skipped_facts(summary)
+    facts["speed"] = _speed_facts(summary, totals)
+    if facts["skipped"]:
+        policies = ",".join(dict.fromkeys(("lfu", summary["policy"])))
+        compare = f"  adaptive-train compare --config {run}/run.json --policies {policies}"
+        facts["quality"] = ["not compared. Measure it on your data:", compare]
+    facts["ranks"], facts["files"], facts["keys"] = rank_lines(summary), _file_lines(summary), _key_facts(summary)
+    lines = [
+        f"{summary['policy']}: {count_text(totals.read)} samples read in {totals.seconds:.1f} s{once}",
+        *_quality_lines(summary),
+        *_best_line(summary),
+        "",
+        *(f"{'' if n else name:<11} {line}" for name, fact in facts.items() for n, line in enumerate(fact)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _placement(summary: RunSummary, totals: RunTotals, rows: int, misses: str) -> list[str]:
+    resident = sum(counts.resident_rows for counts in totals.tables.values())
+    others = "the others were fetched ahead" if misses == "prefetch" else "the others were used on the host"
+    moved = f"{bytes_text(summary['bytes_h2d'])} in, {bytes_text(summary['bytes_d2h'])} out"
+    return [
+        f"{count_text(resident)} of {count_text(rows)} rows on the device; {percent_text(summary['hit_rate'])} of "
+        "lookups had their row there,",
+        f"{others} ({moved})",
+    ]
+
+
+def _skipped_facts(summary: RunSummary) -> list[str]:
+    skipped, deferred = summary["skipped_update_share"] or 0.0, summary["deferred_update_share"] or 0.0
+    facts = []
+    if deferred:
+        facts.append(f"{percent_text(deferred)} of row updates were postponed and applied together later")
+    if skipped > deferred:
+        facts.append(f"{percent_text(skipped - deferred)} of row updates were dropped")
+    if share := summary.get("skipped_input_share"):
+        facts.append(f"{percent_text(share)} of the samples were left out")
+    return facts
+
+
+def _speed_facts(summary: RunSummary, totals: RunTotals) -> list[str]:
+    if totals.read_per_s is None:
+        speed = summary["samples_per_s_later"] or summary["samples_per_s"]
+        return [f"{count_text(speed)} samples read per second"]
+    before, since = totals.read_per_s
+    line = f"{count_text(since)} samples/s since skipping began, {count_text(before)} before"
+    if since < before:
+        return [line, f"skipping does not pay here: {since / before:.2f} times; use --policy lfu"]
+    return [f"{line}: {since / before:.1f} times as fast"]
+
+
+def _key_facts(summary: RunSummary) -> list[str]:
+    if "live_keys" not in summary:
+        return []
+    events = ", ".join(f"{count_text(summary[f'{e}_keys'])} {e}" for e in ("admitted", "expired", "evicted"))  # type: ignore[literal-required]
+    return [f"{count_text(summary['live_keys'])} have a row now; {events}"]
+
+
 def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[str, int] | None = None) -> str:
     """The summary as text: lines of totals, then a line for each of the ten largest tables.
 
@@ -204,7 +278,7 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
         table_rows: number of rows of each table, for the order of tables; default: ordered by lookups.
     """
     later = summary["samples_per_s_later"]
-    compiled = "" if later is None else f" ({count_text(later)} after the first interval, which includes compilation)"
+    compiled = "" if later is None else f" ({count_text(later)} without the first interval)"
     samples = count_text(summary["samples"])
     if share := summary.get("skipped_input_share"):
         samples += f" of {count_text(round(summary['samples'] / (1 - share)))}"
@@ -291,13 +365,6 @@ def rank_lines(summary: RunSummary) -> list[str]:
 def skipping_lines(summary: RunSummary) -> list[str]:
     """Lines of skipped and dropped work; none if nothing was skipped."""
     lines = _dropped(summary)
-    if summary.get("skipped_input_share") and summary.get("weight_spread"):
-        read, trained, worth = (count_text(summary[name]) for name in ("samples_read", "samples", "effective_samples"))
-        spread = f"{summary['weight_spread']:.2f}"
-        lines.append(
-            f"inputs: {read} read, {trained} trained, whose weights spread by {spread} of their mean: worth {worth} of "
-            "equal weight"
-        )
     lines += _skipped(summary)
     if summary.get("watched_rows"):
         lines.append(_watched(summary))
@@ -305,25 +372,18 @@ def skipping_lines(summary: RunSummary) -> list[str]:
 
 
 def _watched(summary: RunSummary) -> str:
-    """Rows that wait and rows at rest, which are not the same rows."""
-    line = f"watched for skipping: {count_text(summary['watched_rows'])} rows"
-    for state, meaning in (("waiting", "gradients accumulate"), ("saturated", "updates are skipped")):
-        if number := summary[f"{state}_rows"]:  # type: ignore[literal-required]
-            line += f", {count_text(number)} {state} ({meaning})"
-    if not summary["judged_row_share"]:
-        return line + "; movement was not measured"
     return (
-        f"{line}; {percent_text(summary['judged_row_share'])} judged, {percent_text(summary['at_rest_row_share'])} of "
-        "these at rest (moved by less than 5%)"
+        f"saturated: {count_text(summary['saturated_rows'])} of {count_text(summary['watched_rows'])} popular rows: an "
+        "update moves them by less than 5% of their length"
     )
 
 
 def _latest_skipped(summary: RunSummary, totals: RunTotals) -> list[str]:
-    """The share at the end of training, which grows: rows are judged after some visits."""
+    """The share at the end of training, which grows as rows become saturated."""
     share = totals.latest_skipped_share
     if not summary["skipped_update_share"] or not share or share <= summary["skipped_update_share"]:
         return []
-    return [f"skipped in the last interval: {percent_text(share)}; the share grows as more rows are judged"]
+    return [f"skipped in the last interval: {percent_text(share)}; the share grows as more rows become saturated"]
 
 
 def _speeds(totals: RunTotals) -> list[str]:
@@ -341,8 +401,8 @@ def _dropped(shares: SkipShares) -> list[str]:
     if not shares.get("skipped_input_share"):
         return []
     return [
-        f"dropped: {percent_text(shares['skipped_input_share'])} of inputs. The tables differ from those of a run that "
-        "drops nothing; compare with the policy random_drop at the same share"
+        f"left out: {percent_text(shares['skipped_input_share'])} of the samples; compare with the policy random_drop "
+        "at the same share"
     ]
 
 
@@ -352,12 +412,12 @@ def _skipped(shares: SkipShares) -> list[str]:
         return []
     reasons = []
     if deferred:
-        reasons.append(f"{percent_text(deferred)} deferred (accumulated and applied later)")
+        reasons.append(f"{percent_text(deferred)} postponed and applied together later")
     if skipped > deferred:
-        reasons.append(f"{percent_text(skipped - deferred)} dropped because their rows were saturated")
+        reasons.append(f"{percent_text(skipped - deferred)} dropped")
     return [
         f"skipped: {percent_text(skipped)} of row updates ({percent_text(shares['skipped_lookup_share'])} of "
-        f"lookups): {'; '.join(reasons)}. The tables differ from those of a run that skips nothing"
+        f"lookups): {'; '.join(reasons)}"
     ]
 
 
@@ -368,7 +428,7 @@ def _policy_lines(summary: RunSummary) -> list[str]:
 
 def _time_lines(summary: RunSummary) -> list[str]:
     """Lines of mean times: of the training thread, and of parallel work."""
-    later = "" if summary["samples_per_s_later"] is None else " after the first interval"
+    later = "" if summary["samples_per_s_later"] is None else " without the first interval"
     training, look_ahead = list[str](), list[str]()
     for stage, mean in summary["time_ms"].items():
         (look_ahead if stage in LOOK_AHEAD_STAGES else training).append(f"{stage} {mean:.2f}")
@@ -394,9 +454,9 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
         for name, counts in shown.items()
     ]
     if any(counts.skipped_updates for counts in tables.values()):
-        header += ["waiting", "at rest", "saturated", "skipped"]
+        header += ["saturated", "skipped"]
         for row, counts in zip(rows, shown.values(), strict=True):
-            row += map(count_text, (counts.waiting_rows, counts.at_rest_rows, counts.saturated_rows))
+            row.append(count_text(counts.saturated_rows))
             row.append(percent_text(counts.skipped_update_share))
     keyed = [
         [name, *key_cells(counts, (table_rows or {}).get(name))] for name, counts in shown.items() if counts.has_keys

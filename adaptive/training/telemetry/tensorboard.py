@@ -179,14 +179,9 @@ def page(*, skips: bool) -> list[Any]:
     if skips:
         charts += [
             events.line_chart("share of row updates skipped", f"{SKIPPING}/skipped_update_share"),
-            *(
-                _up_to(f"{title} (band: other watched rows)", f"{SKIPPING}/{tag}", f"{SKIPPING}/watched_rows")
-                for title, tag in (
-                    ("waiting rows, whose gradients accumulate", "waiting_rows"),
-                    ("saturated rows, whose updates are skipped", "saturated_rows"),
-                )
+            _up_to(
+                "saturated rows (band: other popular rows)", f"{SKIPPING}/saturated_rows", f"{SKIPPING}/watched_rows"
             ),
-            events.line_chart("share of judged rows at rest: moved by less than 5%", f"{SKIPPING}/at_rest_row_share"),
         ]
     return events.layout({"Tier movement": charts})
 

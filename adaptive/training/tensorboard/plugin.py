@@ -31,8 +31,6 @@ class TableRows(TypedDict):
     rows: int | None
     resident: list[int]
     watched: list[int]
-    waiting: list[int]
-    at_rest: list[int]
     saturated: list[int]
     promoted: list[float]
     demoted: list[float]
@@ -132,8 +130,6 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
         "rows": rows,
         "resident": [at_end.resident_rows for at_end in counts],
         "watched": [at_end.watched_rows for at_end in counts],
-        "waiting": [at_end.waiting_rows for at_end in counts],
-        "at_rest": [at_end.at_rest_rows for at_end in counts],
         "saturated": [at_end.saturated_rows for at_end in counts],
         "promoted": [flow.promoted / span for flow, span in zip(counts, spans, strict=True)],
         "demoted": [flow.demoted / span for flow, span in zip(counts, spans, strict=True)],

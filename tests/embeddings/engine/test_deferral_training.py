@@ -8,7 +8,7 @@ import torch
 from support.deferral_twin import OPTIMIZERS, Defer, DeferOnHost, train_slowly
 from support.deferral_twin import train as train_batches
 from support.helpers import table_states
-from support.skip_rules import waits
+from support.skip_rules import Waits
 
 from adaptive import (
     SGD,
@@ -36,7 +36,7 @@ class Plain(Policy):
 
 class DeferOnce(Plain):
     def __init__(self):
-        self.rule = waits(every=2, at_most=1)
+        self.rule = Waits(most=1)
 
 
 def batches() -> Iterator[Batch]:
@@ -87,7 +87,7 @@ def test_placement_does_not_change_the_numbers(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-def test_deferring_at_most_one_visit_is_the_plain_run(optimizer: RowOptimizer) -> None:
+def test_waiting_for_one_visit_is_the_plain_run(optimizer: RowOptimizer) -> None:
     np.testing.assert_array_equal(train(DeferOnce, optimizer, rows="40%", depth=2)[1], train(Plain, optimizer)[1])
 
 
@@ -136,7 +136,7 @@ def test_deferred_rows_stay_clean_and_are_counted() -> None:
 @pytest.mark.parametrize(("device", "marks"), [("cpu", 0), ("cpu-torch", 1)])
 @pytest.mark.parametrize(("optimizer", "squares"), list(zip(OPTIMIZERS, (0, 5, 1, 6), strict=True)), ids=str)
 def test_bytes_of_sums_and_squares(optimizer: RowOptimizer, squares: int, device: str, marks: int) -> None:
-    """Of 100 watched rows with their snapshots, and on a torch device of the marks of those that wait."""
+    """Of the sums of 100 watched rows, and on a torch device of the marks of those that wait."""
     tier = TierConfig(device_rows="10%", device=device)
     embeddings = TieredEmbeddingBag([TABLE], tier, policy=Defer, optimizer=optimizer, skip=SKIP)
-    assert embeddings.runtime.pipeline.lanes[0].device.num_bytes[2] == 100 * (4 * (5 + 5 + squares) + marks)
+    assert embeddings.runtime.pipeline.lanes[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)

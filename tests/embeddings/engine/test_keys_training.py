@@ -28,6 +28,7 @@ from support.key_cases import (
     rows_by_key,
     train_more_on,
 )
+from support.skip_rules import Waits
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -40,8 +41,7 @@ from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import RandomDrop
-from adaptive.policies.rules.defer import Defer
-from adaptive.policies.slipstream import RowsAndInputs, Slipstream
+from adaptive.policies.slipstream import DeferAndPredict, Slipstream
 from adaptive.policy import Policy, RowStats
 
 
@@ -234,15 +234,14 @@ class EagerSlipstream(Slipstream):
 
     def __init__(self) -> None:
         super().__init__()
-        assert isinstance(self.rule, RowsAndInputs)
-        self.rule.warmup, self.rule.factor, self.rule._rows = 4, 1.0, Defer(every=2)
+        assert isinstance(self.rule, DeferAndPredict)
+        self.rule.warmup, self.rule.factor, self.rule.rows = 4, 1.0, Waits(most=5)
 
 
-@pytest.mark.parametrize("rule", ["defer", "defer+by=movement"])
 @pytest.mark.parametrize("depth", [1, 4])
-def test_deferred_updates_of_keys_that_leave(rule: str, depth: int) -> None:
-    """A watched row that loses its key takes no sum or snapshot along; look-ahead and tier change no bit."""
-    skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="50%", min_accesses=2, feedback_delay=4)
+def test_deferred_updates_of_keys_that_leave(depth: int) -> None:
+    """A watched row that loses its key takes no sum along; look-ahead and tier change no bit."""
+    skip = SkipConfig(rule="support.skip_rules:Waits", interval=4, hot_rows="50%", min_accesses=2, feedback_delay=4)
     tables = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12)]
     batches = list(hot_batches(170))
     runs = [
@@ -260,10 +259,9 @@ def test_deferred_updates_of_keys_that_leave(rule: str, depth: int) -> None:
         assert trained.rows == runs[0][1].rows and trained.losses == runs[0][1].losses
 
 
-WATCH = {"interval": 4, "min_visits": 1, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 8}
+WATCH = {"interval": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 8}
 ARRANGING: dict[str, tuple[str, Callable[[], Policy]]] = {
     "predicted": ("predicted+warmup=4+factor=1", LRU),
-    "inputs": ("inputs+warmup=4+target_drop=0.5+probe_every=0", LRU),
     "slipstream": ("", EagerSlipstream),
     "random_drop": ("", lambda: RandomDrop(share=0.3)),
     "hotline": ("", lambda: Hotline(learn=4)),
@@ -300,35 +298,15 @@ def test_batches_are_arranged_alike_by_any_look_ahead(name: str) -> None:
         assert (other.counts == expected.counts).all()
 
 
-@pytest.mark.parametrize("name", ["predicted", "inputs"])
 @pytest.mark.parametrize("size", ["1%", "10%"])
-def test_inputs_are_dropped_alike_with_few_rows_on_the_device(name: str, size: str) -> None:
+def test_inputs_are_dropped_alike_with_few_rows_on_the_device(size: str) -> None:
     batches = list(hot_batches(80))
-    skip = SkipConfig.model_validate({"rule": ARRANGING[name][0]} | WATCH)
+    skip = SkipConfig.model_validate({"rule": ARRANGING["predicted"][0]} | WATCH)
     _, expected = train(KEYED, batches, FAST, 0, policy=LRU, skip=skip)
     for depth in (0, 1, 4, 8):
         tier = TierConfig(device_rows=size, device="cpu", poison=True)
         _, other = train(KEYED, batches, tier, depth, policy=LRUOnHost, skip=skip)
         assert other.losses == expected.losses and other.rows == expected.rows
-
-
-def test_a_rule_forgets_rows_that_lose_their_keys() -> None:
-    """What `inputs`, `updates` and `defer` have noted about a row is not taken for that of its next key."""
-    batches = list(hot_batches(120))
-    for name in ("inputs", "updates+warmup=4+target_skip=0.5", "defer+by=least+every=2+warmup=4"):
-        skip = SkipConfig.model_validate({"rule": ARRANGING[name][0] if name in ARRANGING else name} | WATCH)
-        embeddings, _ = train(KEYED, batches, FAST, 2, policy=LRU, skip=skip)
-        rule = embeddings.policy.rule
-        assert rule is not None and rule.state_dict()
-        noted = {
-            "Inputs": "_moved", "Updates": "_probing", "Defer": "_usual"
-        }[type(rule).__name__]  # fmt: skip
-        rows = getattr(rule, noted).rows()
-        assert len(rows) or name.startswith("updates")
-        (lane,) = embeddings.runtime.pipeline.lanes
-        assert lane.keys is not None
-        freed = np.concatenate([table.freed_rows() for table in lane.keys.tables])
-        assert len(freed) and not np.isin(rows, freed).any()
 
 
 def test_the_row_of_a_key_in_views() -> None:

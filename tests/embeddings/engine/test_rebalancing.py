@@ -191,7 +191,7 @@ def test_skipping_decides_the_same_where_slots_are_shared_anew() -> None:
         tier = TierConfig(device_rows=device_rows)
         tables = [USER, CATEGORY.model_copy(update={"num_embeddings": 200})]
         lower = [one_hot_batch(b.dense, np.stack([b.ids[:128], b.ids[128:] % 200], 1), b.labels) for b in batches]
-        embeddings = TieredEmbeddingBag(tables, tier, policy="lfu", optimizer=SGD(), skip="updates")
+        embeddings = TieredEmbeddingBag(tables, tier, policy="lfu", optimizer=SGD(), skip="defer")
         step_all(embeddings, lower, depth=2)
         return dict(embeddings.rows.state_arrays())
 

@@ -14,10 +14,10 @@ from adaptive.policies.lru import LRU
 
 BATCHES = 30
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
-    "updates": ("lru", {}, "updates+warmup=4+threshold=0.5"),
-    "defer": ("lru", {}, "defer+by=visits+warmup=4"),
-    "inputs": ("lru", {}, "inputs+warmup=8+target_drop=0.4"),
-    "inputs, behind a window": ("scratchpipe", {"window": 3}, "inputs+warmup=8+target_drop=0.4"),
+    "defer": ("lru", {}, "defer+warmup=4"),
+    "skips": ("lru", {}, "support.skip_rules:Skips+warmup=4"),
+    "predicted": ("lru", {}, "predicted+warmup=8"),
+    "predicted, behind a window": ("scratchpipe", {"window": 3}, "predicted+warmup=8"),
     "hotline": ("hotline", {"learn": 4}, None),
 }
 
@@ -39,7 +39,7 @@ def told(name: str, depth: int) -> list[Any]:
     for planned in embeddings.look_ahead(islice(skewed_batches(), BATCHES), depth=depth):
         if planned.number:
             one = embeddings.statistics.take()
-            rows = (*one.watched_rows, *one.judged_rows, *one.waiting_rows, *one.at_rest_rows, *one.saturated_rows)
+            rows = (*one.watched_rows, *one.saturated_rows)
             sizes = (one.update_norm_counts.tolist(), one.update_norm_sum) if skip else ()  # else depth is their delay
             found.append((*map(int, rows), dict(one.policy), *sizes))
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()

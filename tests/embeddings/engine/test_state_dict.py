@@ -58,7 +58,7 @@ def through_a_file(state: Any) -> Any:
 
 
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.01), Adagrad(lr=0.1)], ids=["adam", "adagrad"])
-@pytest.mark.parametrize("skip", [None, "updates"])
+@pytest.mark.parametrize("skip", [None, "defer"])
 def test_training_continues_from_a_state_dict_bit_for_bit(optimizer: RowOptimizer, skip: str | None) -> None:
     net = Net(optimizer, skip=skip)
     dense = torch.optim.Adam(net.head.parameters())

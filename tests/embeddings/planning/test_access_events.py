@@ -79,7 +79,7 @@ def train(policy: Policy, given: list[Batch], depth: int, device_rows: str = "40
 def test_every_policy_is_told_what_the_tiers_hold(case: tuple[type[Policy], dict[str, object]]) -> None:
     cls, options = case
     policy = with_diary(cls)(**options)
-    train(policy, batches(14), 2, skip=SkipConfig(interval=4, min_visits=1, hot_rows="50%", feedback_delay=4))
+    train(policy, batches(14), 2, skip=SkipConfig(interval=4, hot_rows="50%", feedback_delay=4))
     assert policy.numbers == list(range(len(policy.numbers))) and policy.numbers  # type: ignore[attr-defined]
     if cls.device_rows != "0":
         assert policy.moved  # type: ignore[attr-defined]

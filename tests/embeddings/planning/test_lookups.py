@@ -47,15 +47,15 @@ TABLES = (
 )
 BATCHES = random_batches(TABLES, 10, seed=3, samples=4)
 FEW_TABLES = [featured([[1, 2]], [[3]], [[4, 5]], [[6]], [[]], [[]]), featured([[]], [[]], [[]], [[6]], [[]], [[]])]
-SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
+SKIP = SkipConfig(interval=3, hot_rows="100%", min_accesses=2, feedback_delay=4)
 
 
 class Skips(LRU):
     window = 2
 
     def __init__(self) -> None:
-        still: Any = lambda rows: (rows.drift < 0.2) & (rows.rows % 3 == 0)  # noqa: E731
-        self.rule = LeaveOut(still, every=2, at_most=3, warmup=2)
+        still: Any = lambda rows: (rows.update_size < 0.3) & (rows.rows % 3 == 0)  # noqa: E731
+        self.rule = LeaveOut(still, most=3, warmup=2)
 
 
 class DropsByInputs(Scattered):

@@ -358,8 +358,8 @@ def test_candidates_are_described_as_they_are() -> None:
     assert told.update_norm.tolist() == [2.0, 4.0, 2.0]  # each lookup moves four values by one
     assert told.resident.tolist() == [True, True, True]
     assert told.saturated.tolist() == [False] * 3
-    assert np.isnan(told.drift).all()
-    assert not any(getattr(told, name).flags.writeable for name in ("rows", "accesses", "drift", "resident"))
+    assert np.isnan(told.update_size).all()
+    assert not any(getattr(told, name).flags.writeable for name in ("rows", "accesses", "update_size", "resident"))
 
 
 def test_rows_of_all_tables_are_numbered_through() -> None:

@@ -10,7 +10,7 @@ import pytest
 from contract import DropsOdd, row_stats
 from numpy.typing import NDArray
 from support.helpers import bags, one_table, step_all
-from support.skip_rules import LeaveOut, everything, waits
+from support.skip_rules import LeaveOut, Waits, everything
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig
@@ -85,11 +85,13 @@ def test_a_message_names_policy_method_batch_and_row() -> None:
     )
 
 
-def test_only_a_rule_that_needs_it_has_movement_measured() -> None:
+def test_rows_are_watched_if_a_rule_may_skip_or_defer_updates() -> None:
     policy = LRU()
-    for rule, watches in [(None, False), (LeaveOut(everything), True), (waits(2, 3), False)]:
+    for rule, watches, defers in [
+        (None, False, False), (LeaveOut(everything), True, False), (Waits(most=3), True, True), (Drop(), False, False),
+    ]:  # fmt: skip
         policy.rule = rule
-        assert PolicyCaller(policy).watches_movement == watches
+        assert (PolicyCaller(policy).skips, PolicyCaller(policy).defers) == (watches, defers)
 
 
 def test_an_error_of_another_kind_is_the_policys() -> None:

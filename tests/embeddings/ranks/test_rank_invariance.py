@@ -80,7 +80,7 @@ def test_drawn_trainings(data: st.DataObject) -> None:
 def test_every_policy_that_keeps_the_order_of_samples(policy: type[Policy], options: dict[str, Any]) -> None:
     """200 steps on one to four ranks; nothing is watched where a policy skips nothing."""
     batches = tuple(random_batches(TABLES, 200, samples=9, seed=5))
-    skip = SkipConfig(interval=5, min_visits=2, hot_rows="100%", min_accesses=3, feedback_delay=6)
+    skip = SkipConfig(interval=5, hot_rows="100%", min_accesses=3, feedback_delay=6)
     tier = TierConfig(device_rows=policy.device_rows or "60%", poison=True)
     case = Case(batches, Adagrad(lr=0.05), lambda: make_policy(policy, options), skip=skip, depth=3, tier=tier)
     assert_equal_on([2, 3, 4], 4, case)

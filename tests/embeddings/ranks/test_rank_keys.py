@@ -189,11 +189,12 @@ def test_drawn_trainings(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "policy", "depth"), [("defer", LFU, 2), ("defer+by=movement", LFU, 2), ("defer+by=movement", LFUOnHost, 0)]
+    ("rule", "policy", "depth"),
+    [("support.skip_rules:Waits", LFU, 2), ("support.skip_rules:Skips", LFU, 2), ("defer", LFUOnHost, 0)],
 )
 def test_deferred_updates_of_keys_that_leave(rule: str, policy: Any, depth: int) -> None:
     """If a watched row loses its key on one rank, all take in feedback before they plan on."""
-    skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
+    skip = SkipConfig(rule=rule, interval=4, hot_rows="100%", min_accesses=2, feedback_delay=4)
     tables = (key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12))
     case = Case(tuple(hot_batches(150)), tables, skip=skip, policy=policy, depth=depth)
     expected = assert_equal_on([3], 3, case)
@@ -207,7 +208,7 @@ def test_deferred_updates_of_keys_that_leave(rule: str, policy: Any, depth: int)
 def test_device_tiers_of_a_gpu_give_the_bits_of_ordinary_memory(
     policy: Any, rule: str | None, rows: str, values_on: str | None
 ) -> None:
-    skip = SkipConfig(rule=rule, interval=4, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
+    skip = SkipConfig(rule=rule, interval=4, hot_rows="100%", min_accesses=2, feedback_delay=4)
     tables = (key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12))
     case = Case(tuple(hot_batches(60)), tables, policy=policy, skip=skip)
     (expected,) = on_ranks(1, case.train, blocks=3, gradients="sum")

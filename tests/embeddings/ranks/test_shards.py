@@ -30,7 +30,7 @@ from adaptive.storage.run_directory import RunDirectory
 from adaptive.training.runs import distributed
 from adaptive.training.runs.distributed import CheckpointsOfRanks, checkpoints_of, readers_of, require_shared_directory
 
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
+SKIP = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, feedback_delay=5)
 BATCHES = tuple(random_batches(TABLES, 9, samples=9, max_bag=5))
 
 Work = Callable[[Ranks], Any]
@@ -49,14 +49,13 @@ class Both(Policy):
     """Some rows are left alone, the gradients of others wait."""
 
     def __init__(self) -> None:
-        self.rule = LeaveOut(self.choose, every=2, at_most=4, warmup=2)
+        self.rule = LeaveOut(self.choose, most=4, warmup=2)
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.last_access
 
     def choose(self, rows: RowStats) -> NDArray[np.bool_]:
-        moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
-        return np.where(moved, rows.drift <= 1.1, rows.saturated) & (rows.rows % 3 == 0)
+        return (rows.update_size < 0.3) & (rows.rows % 3 == 0)
 
 
 def built(ranks: Ranks, optimizer: RowOptimizer = OPTIMIZERS[1], *, skips: bool = False) -> TieredEmbeddingBag:

@@ -63,10 +63,7 @@ def simulated(seed: int) -> Iterator[None]:
         pytest.param(LFUOnHost, 0, id="on host"),
         pytest.param(POLICIES["defer"], 0, id="kept"),
         *(pytest.param(LFU, seed, id=f"staged-{seed}", marks=pytest.mark.nightly) for seed in range(3)),
-        *(
-            pytest.param(POLICIES["updates"], seed, id=f"left out-{seed}", marks=pytest.mark.nightly)
-            for seed in range(3)
-        ),
+        *(pytest.param(POLICIES["skip"], seed, id=f"left out-{seed}", marks=pytest.mark.nightly) for seed in range(3)),
     ],
 )
 def test_bits_are_those_of_ordinary_memory(seed: int, policy: Any) -> None:

@@ -19,13 +19,13 @@ TABLES = (
     TableConfig(name="a", num_embeddings=300, embedding_dim=4),
     TableConfig(name="b", num_embeddings=200, embedding_dim=4),
 )
-SKIP = SkipConfig(interval=2, min_visits=1, hot_rows="40", min_accesses=1, feedback_delay=4)
+SKIP = SkipConfig(interval=2, hot_rows="40", min_accesses=1, feedback_delay=4)
 BATCHES = random_batches(TABLES, 12, samples=12)
 
 
 def made(ranks: Ranks | None) -> TieredEmbeddingBag:
     tier = TierConfig(device_rows="100%")
-    policy, optimizer = Carrying(spec="defer+every=2+warmup=2"), Adagrad(lr=0.1)
+    policy, optimizer = Carrying(spec="support.skip_rules:Waits+warmup=2"), Adagrad(lr=0.1)
     return TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=SKIP, ranks=ranks)
 
 

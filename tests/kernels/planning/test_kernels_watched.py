@@ -1,9 +1,10 @@
-"""The books of watched rows: who is watched, verdicts and snapshots due, what is counted. Answers written out."""
+"""The books of watched rows: who is watched, sizes of updates, who waits, what is counted. Answers written out."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -71,52 +72,60 @@ def test_a_hash_table_numbers_rows_as_they_come(choose: Choose, batches: list[li
 
 
 @both
-def test_a_snapshot_is_due_after_lookups_and_visits(choose: Choose) -> None:
-    """Distinct rows 0, 2 and 3 are entries 1, 2 and 0; row 1 is not watched. 12 look-ups in 3 visits are needed."""
-    visits, accesses, saturated = i32(-1, 2, 1), np.array([0, 11, 20], np.uint32), np.array([False, True, True])
-    left_out, fates = np.zeros(3, np.bool_), np.zeros(4, np.uint8)
-    due = np.full(3, -9), np.full(3, -9, np.int32), np.zeros(3, np.bool_), np.full(3, -9), np.full(3, -9)
-    settled = np.full(3, watched.SHORTER + 1, np.uint8)
-    books = visits, accesses, settled, saturated, left_out
-    rows = i32(0, 2, 3), i32(1, 2, 0), 3, 1, i32(1, 2, 3, 4), ints(50, 51, ~2, 53)
-    arguments = *rows, 12, 3, *books, fates, due, i32(9, 9, 9)
-    assert choose(watched.visit_entries)(*arguments) == 2
-    expected = [[50, 53], [1, 0], [False, False], [12, 4], [3, 1]]  # entry 1 is left out now, entry 0 has come now
-    assert [column[:2].tolist() for column in due] == expected
-    assert fates.tolist() == [SKIPPED, NOW, SKIPPED, NOW]
-    assert left_out.tolist() == [False, False, True]
-    assert accesses.tolist() == [0, 0, 23]
-    assert visits.tolist() == [0, 0, 2]
-    assert choose(watched.visit_entries)(*arguments) == 1  # entry 2: 26 look-ups in 3 visits
-    assert [column[0].tolist() for column in due] == [~2, 2, False, 26, 3]
+@settings(max_examples=60, deadline=None)
+@given(
+    answers=st.lists(st.integers(0, 4), min_size=6, max_size=6),
+    batches=st.lists(st.lists(st.integers(0, 5), unique=True), max_size=12),
+)
+def test_gradients_wait_for_as_many_visits_as_answered(
+    choose: Choose, answers: list[int], batches: list[list[int]]
+) -> None:
+    """Written out: row r is entry 5 - r. A row with answer 0 is skipped, with 1 updated now."""
+    waiting, waits = np.zeros(6, np.uint8), [0] * 6
+    for batch in batches:
+        places, entries = np.arange(len(batch), dtype=np.int32), np.array([5 - row for row in batch], np.int32)
+        fates, (summed, of_sums, due, visits) = np.zeros(len(batch), np.uint8), np.full((4, len(batch)), -1, np.int32)
+        books = np.array(answers, np.uint8), waiting
+        counts = choose(watched.defer_visits)(places, entries, *books, fates, summed, of_sums, due, visits)
+        expected_fates, expected_due = list[int](), list[tuple[int, int]]()
+        with_sum = list[int]()
+        for place, row in enumerate(batch):
+            answer, gradients = answers[5 - row], waits[row] + 1
+            fate = SKIPPED if answer == 0 else WAITS if gradients < answer else DUE if gradients > 1 else NOW
+            if fate == DUE:
+                expected_due.append((len(with_sum), gradients))
+            if fate in (DUE, WAITS):
+                with_sum.append(place)
+            waits[row] = gradients if fate == WAITS else 0
+            expected_fates.append(fate)
+        assert fates.tolist() == expected_fates and counts == (len(with_sum), len(expected_due))
+        assert list(zip(due[: counts[1]].tolist(), visits[: counts[1]].tolist(), strict=True)) == expected_due
+        assert summed[: counts[0]].tolist() == with_sum
+        assert of_sums[: counts[0]].tolist() == entries[with_sum].tolist()
+        assert waiting.tolist() == waits[::-1]
 
 
 @both
-def test_only_the_first_entries_have_snapshots(choose: Choose) -> None:
-    """Entries 0 and 1 of 0, 2 and 1, all seen for the first time."""
-    visits, accesses, snapshots = i32(-1, -1, -1), np.zeros(3, np.uint32), np.zeros(3, np.uint8)
-    books = visits, accesses, snapshots, np.zeros(3, np.bool_), np.zeros(3, np.bool_)
-    due = np.full(2, -9), np.full(2, -9, np.int32), np.zeros(2, np.bool_), np.full(2, -9), np.full(2, -9)
-    rows = i32(1, 2, 3), i32(0, 2, 1), 2, 1, i32(4, 5, 6, 7), ints(50, 51, 52, 53)
-    assert choose(watched.visit_entries)(*rows, 12, 3, *books, np.zeros(4, np.uint8), due, i32(9, 9, 9)) == 2
-    assert [column.tolist() for column in due] == [[51, 53], [0, 1], [False, False], [5, 7], [1, 1]]
-    assert visits.tolist() == [0, 0, -1]
-
-
-@both
-def test_look_ups_and_visits_since_a_snapshot_do_not_wrap(choose: Choose) -> None:
-    accesses, visits = np.array([2**32 - 2], np.uint32), i32(2**16 - 1)
-    books = visits, accesses, np.zeros(1, np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.bool_)
-    due = np.zeros(1, np.int64), i32(0), np.zeros(1, np.bool_), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    never = 2**40, 2**40
-    rows = i32(0), i32(0), 1, 1, i32(7), ints(0)
-    choose(watched.visit_entries)(*rows, *never, *books, np.zeros(1, np.uint8), due, i32(0))
-    assert accesses.tolist() == [2**32 - 1] and visits.tolist() == [2**16 - 1]
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_sizes_equal_the_slow_twin(choose: Choose, data: st.DataObject, seed: int) -> None:
+    rng, sizes, expected = np.random.default_rng(seed), np.full(4, np.nan, np.float32), [np.float32(np.nan)] * 4
+    row_entries = np.array([0, 3, 1, 0, 4, 2], np.int32)
+    for _ in range(data.draw(st.integers(1, 6))):
+        rows = rng.permutation(6)[: data.draw(st.integers(0, 6))]
+        due = rng.integers(2, 17, data.draw(st.integers(0, len(rows)))).astype(np.int32)
+        norms = rng.choice([0, 0.01, 1], (2, len(rows))).astype(np.float32)
+        choose(watched.learn_sizes)(rows, norms, due, row_entries, sizes)
+        visits = [1] * (len(rows) - len(due)) + due.tolist()
+        for row, norm, length, number in zip(rows, *norms, visits, strict=True):
+            if (entry := row_entries[row] - 1) >= 0:
+                expected[entry] = reference.update_size(expected[entry], norm, length, number)
+        np.testing.assert_array_equal(sizes, expected)
 
 
 @both
 def test_divide_rows(choose: Choose) -> None:
-    """Table 0: a saturated row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
+    """Table 0: a skipped row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
     tally, places, rows = np.zeros((2, len(Counter)), np.int64), i32(9, 9, 9, 9, 9), ints(9, 9, 9, 9, 9)
     fates = np.array([SKIPPED, NOW, WAITS, DUE, WAITS], np.uint8)
     distinct, deferred = (ints(20, 21, 22, 23, 24), i32(3, 1, 4, 8, 16), ints(3, 5)), (i32(2, 3, 4), i32(1))

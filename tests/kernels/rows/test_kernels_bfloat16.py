@@ -13,7 +13,7 @@ from support.variants import both
 
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import make_groups
-from adaptive.kernels.rows.cpu import decay, deferred, drift, initial, move, pool, update
+from adaptive.kernels.rows.cpu import decay, deferred, initial, move, pool, update
 from adaptive.kernels.vector.bfloat16 import NO_KEYS, narrow, widen
 from adaptive.optim import SGD, RowOptimizer
 
@@ -56,7 +56,7 @@ def test_updates_round_once_and_keep_state_in_float32(
     for _ in range(2):
         segments = np.concatenate([[0], np.cumsum(rng.choice([1, 2, 40], 5))])
         sums = segments, rng.integers(0, 6, segments[-1]).astype(np.int32), NOTHING, random_rows(rng, 6, dim)
-        norms, wide_norms = np.full((2, 5), np.nan, np.float32)
+        norms, wide_norms = np.full((2, 2, 5), np.nan, np.float32)
         for tables, kept, measured in ((rows.tables, keys, norms), (tuple(rows.wide), NO_KEYS, wide_norms)):
             choose(update.update)(
                 LOCATIONS, *sums, *tables, *rows.rule[:3], kept, measured, np.empty((num_chunks, dim), np.float32)
@@ -85,7 +85,7 @@ def test_deferred_sums_are_rounded_when_applied(
         ):
             choose(deferred.defer)(
                 now, summed, entries, at, LOCATIONS, segments, vectors, NOTHING, gradients, *sums, pending,
-                *tables, *rows.rule[:3], kept, np.empty(len(written), np.float32),
+                *tables, *rows.rule[:3], kept, np.empty((1, len(written)), np.float32),
                 np.empty((2 * deferred.BLOCK, dim + 1), np.float32),
             )  # fmt: skip
         rows.assert_rounded(LOCATIONS[written], keys[written] if len(keys) else keys)
@@ -132,17 +132,6 @@ def test_moves_keep_every_bit(choose: Choose) -> None:
         np.testing.assert_array_equal(target[order], source)
     same = target[order] == source
     assert (same | np.isnan(widen(source))).all()
-
-
-@both
-def test_drift_is_measured_on_the_stored_values(choose: Choose) -> None:
-    device, host = (narrow(random_rows(np.random.default_rng(seed), 4, 17)) for seed in (0, 1))
-    locations, entries, has_snapshot = np.array([0, ~2, 3]), np.arange(3, dtype=np.int32), np.array([True, True, False])
-    results, snapshots = np.zeros((2, 3), np.float32), [random_rows(np.random.default_rng(2), 3, 17) for _ in range(2)]
-    for drifts, kept, tables in zip(results, snapshots, ((device, host), (widen(device), widen(host))), strict=True):
-        choose(drift.drift)(locations, entries, has_snapshot, *tables, kept, drifts, np.empty((2, 17), np.float32))
-    np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(snapshots[0], snapshots[1])
 
 
 @both

@@ -46,7 +46,7 @@ class Watched(TwoTiers):
             now, summed, entries[summed].astype(np.int32), due,
             np.array([self.location(entry) for entry in entries], np.int64),
             np.asarray(segments, np.int64), np.asarray(vectors, np.int32), np.asarray(scales, np.float32),
-            gradients, self.sums, self.squares, self.pending, *self.tables, *self.rule, listed,
+            gradients, self.sums, self.squares, self.pending, *self.tables, *self.rule, listed[None],
             np.full((num_chunks * BLOCK, self.dim + 1), np.nan, np.float32),
         )  # fmt: skip
         norms[written] = listed
@@ -188,7 +188,7 @@ def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) ->
     optimizer = RowwiseAdagrad(4.0, eps=0.0)
     choose(apply_sums)(
         1, 3, tier, np.array([0, 1, ~1]), np.array([0, 2, 1]), sums, squares, weights, state,
-        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms,
+        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms[None],
     )  # fmt: skip
     moved = -2 if tier < 0 else -3  # 1 - 4 * 3 / sqrt(16), 1 - 4 * 4 / sqrt(16)
     np.testing.assert_array_equal(weights, [[1], [moved], [1]])
@@ -216,7 +216,7 @@ def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOp
         deferred_norms = summed.defer(choose, entries, segments, vectors, [], gradients, [DUE] * 5)
         update.update(
             np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients,
-            *plain.tables, *plain.rule, norms,
+            *plain.tables, *plain.rule, norms[None],
             np.empty((1, dim), np.float32),
         )  # fmt: skip
         np.testing.assert_array_equal(deferred_norms, norms)
@@ -275,7 +275,7 @@ def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimize
     choose(update_from_sums)(
         tier, locations, entries, rows.sums, rows.squares,
         *((rows.device, rows.device_state) if tier == 0 else (rows.host, rows.host_state)),
-        *rows.rule, norms, num_chunks,
+        *rows.rule, norms[None], num_chunks,
     )  # fmt: skip
     np.testing.assert_array_equal(norms, [twin.apply_slowly(entry) for entry in entries])
     assert rows.equals(twin)

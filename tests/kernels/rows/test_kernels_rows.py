@@ -1,4 +1,4 @@
-"""Pooling, copying and drift of rows: written-out cases, then the slow twins, bit for bit."""
+"""Pooling and copying of rows: written-out cases, then the slow twins, bit for bit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +10,10 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.row_kernels import Choose, Floats, floats, random_rows
+from support.row_kernels import Choose, floats, random_rows
 from support.variants import both
 
 from adaptive.kernels.rows.cpu import deferred, initial, move, pool, steps, update
-from adaptive.kernels.rows.cpu.drift import drift
 from adaptive.kernels.vector import row_sums
 from adaptive.kernels.vector.row_ops import prefetch_item, prefetch_row
 from adaptive.kernels.vector.row_sums import square_sum
@@ -236,45 +235,3 @@ def test_swapped_rows_equal_copies_to_the_host_and_back(choose: Choose, dim: int
         choose(move.swap_rows)(first, last, (back_rows, to_slots, new_rows, is_initial), slots, host)
     for array, same in zip((*slots, *host), expected, strict=True):
         np.testing.assert_array_equal(array, same)
-
-
-def measure_drift(choose: Choose, locations: Any, entries: Any, known: Any, *arrays: Floats) -> Floats:
-    drifts = np.zeros(len(locations), np.float32)
-    delta = np.empty((1, arrays[0].shape[1]), np.float32)
-    choose(drift)(locations, entries, known, *arrays, drifts, delta)
-    return drifts
-
-
-@both
-def test_drift_compares_with_the_snapshot_and_renews_it(choose: Choose) -> None:
-    """Slot 0 moved from (0, 4) to (3, 4): 3 of 5. Host row 0 had no snapshot. Slot 1 did not move."""
-    device, host = floats([3, 4], [1, 1]), floats([6, 8])
-    snapshots = floats([7, 7], [1, 1], [0, 4])
-    entries, known = np.array([2, 0, 1], np.int32), np.array([True, False, True])
-    drifts = measure_drift(choose, ints(0, ~0, 1), entries, known, device, host, snapshots)
-    np.testing.assert_array_equal(drifts, floats(0.6, np.nan, 0))
-    np.testing.assert_array_equal(snapshots, [[6, 8], [1, 1], [3, 4]])
-
-
-@both
-def test_drift_of_a_row_of_zeros(choose: Choose) -> None:
-    device, snapshots = floats([0], [0]), floats([1], [0])
-    known = np.ones(2, np.bool_)
-    drifts = measure_drift(choose, ints(0, 1), np.arange(2, dtype=np.int32), known, device, device, snapshots)
-    np.testing.assert_array_equal(drifts, floats(np.inf, 0))
-
-
-@both
-@settings(max_examples=30, deadline=None)
-@given(dim=DIMS, seed=SEEDS, size=st.integers(0, 5))
-def test_drift_equals_its_twin(choose: Choose, dim: int, seed: int, size: int) -> None:
-    rng = np.random.default_rng(seed)
-    device, host, snapshots = random_rows(rng, 3, dim), random_rows(rng, 3, dim), random_rows(rng, 6, dim)
-    locations, entries = rng.integers(-3, 3, size), rng.permutation(6)[:size].astype(np.int32)
-    known = rng.random(size) < 0.7
-    rows = np.array([reference.row_at(i, device, host) for i in locations], np.float32).reshape(size, dim)
-    earlier = snapshots.copy()
-    expected = [reference.drift(row, earlier[e] if k else None) for row, e, k in zip(rows, entries, known, strict=True)]
-    np.testing.assert_array_equal(measure_drift(choose, locations, entries, known, device, host, snapshots), expected)
-    earlier[entries] = rows
-    np.testing.assert_array_equal(snapshots, earlier)

@@ -19,7 +19,7 @@ from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 class Rows(TwoTiers):
     def update(self, choose: Choose, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any,
                num_chunks: int = 1) -> Floats:  # fmt: skip
-        norms = np.full(len(locations), np.nan, np.float32)
+        norms = np.full((2, len(locations)), np.nan, np.float32)
         choose(update.update)(
             np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
             np.asarray(scales, np.float32), gradients, *self.tables, *self.rule, norms,
@@ -27,13 +27,15 @@ class Rows(TwoTiers):
         )  # fmt: skip
         return norms
 
-    def update_slowly(self, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any) -> list[Any]:
-        norms = []
+    def update_slowly(self, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any) -> Floats:
+        """(2, n) norms of the changes, and of the rows before them."""
+        norms, lengths = [], []
         for u, location in enumerate(locations):
             span = slice(segments[u], segments[u + 1])
             gradient = reference.weighted_sum(gradients[vectors[span]], scales[span] if len(scales) else None)
+            lengths.append(math.sqrt(reference.square_sum(reference.row_at(location, self.device, self.host))))
             norms.append(self.step_slowly(location, gradient))
-        return norms
+        return np.array([norms, lengths], np.float32)
 
 
 # --- written out ---------------------------------------------------------------------------------------------------
@@ -48,7 +50,7 @@ def test_update_sums_each_rows_gradients(choose: Choose) -> None:
     norms = rows.update(choose, [1, ~0], [0, 2, 3], [0, 2, 1], [], gradients)
     np.testing.assert_array_equal(rows.device, [[0, 0], [-3, -4]])
     np.testing.assert_array_equal(rows.host, [[-3, -4], [0, 0]])
-    np.testing.assert_array_equal(norms, [5, 5])
+    np.testing.assert_array_equal(norms[0], [5, 5])
 
 
 @both
@@ -77,7 +79,7 @@ def test_the_four_formulas_on_one_number(choose: Choose) -> None:
         norms = rows.update(choose, [2], [0, 1], [0], [], np.array([[2]], np.float32))
         np.testing.assert_array_equal(rows.device, [[1], [1], [weight]])
         np.testing.assert_array_equal(rows.device_state[2], state)
-        assert norms[0] == 1 - weight
+        assert norms.tolist() == [[1 - weight], [1]]
 
 
 @both

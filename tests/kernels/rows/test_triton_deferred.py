@@ -126,7 +126,7 @@ class Rows:
         """Each row gets the sum of one entry; returns the norms."""
         optimizer, norms = self.optimizer, np.full(len(slots), np.nan, np.float32)
         row_updates = np.arange(len(slots) + 1), entries.astype(np.int32), NO_SCALES, sums
-        tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
+        tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms[None]
 
         def update(squares: Any, *arguments: Any) -> None:
             kernels.update(*arguments, squares=squares, hot=hot_of(row_updates[0]))
@@ -136,7 +136,7 @@ class Rows:
 
     def apply_by_twin(self, slots: Any, entries: Any, sums: Any, squares: Any) -> Floats:
         optimizer, norms = self.optimizer, np.full(len(slots), np.nan, np.float32)
-        numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms
+        numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms[None]
         deferred.apply_sums(0, len(slots), 0, slots, entries, sums, squares, *self.arrays, *numbers)
         return norms
 
@@ -197,7 +197,7 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
         norms, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
         update.update(
             locations, *row_updates, *plain.arrays, *(array[:0] for array in plain.arrays),
-            optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, expected,
+            optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, expected[None],
             np.empty((1, dim), np.float32),
         )  # fmt: skip
         assert_same_bits(norms, expected)

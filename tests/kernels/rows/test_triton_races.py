@@ -115,7 +115,7 @@ def test_updates_and_sums(optimizer: RowOptimizer, dim: int, races: Races) -> No
 
 
 @pytest.mark.parametrize("dim", [5, 64])
-def test_pooling_moves_decay_drift_and_initial_values(dim: int, races: Races) -> None:
+def test_pooling_moves_decay_and_initial_values(dim: int, races: Races) -> None:
     rng = np.random.default_rng(dim)
     weights, host = random_rows(rng, 700, dim), random_rows(rng, 700, dim)
     state, host_state, rows = random_rows(rng, 700, 3), random_rows(rng, 700, 3), rng.permutation(700)[:300]
@@ -128,10 +128,6 @@ def test_pooling_moves_decay_drift_and_initial_values(dim: int, races: Races) ->
     lookups, vectors = rng.integers(0, 30, 60).astype(np.int32), rng.permutation(20).astype(np.int32)
     out = np.empty((20, dim), np.float32)
     run(triton_setup.pool, weights, Pinned(host), locations, lookups, vectors, starts, np.zeros(0, np.float32), out)
-    where = np.where(np.arange(40) % 3, np.arange(40), ~np.arange(40))
-    known, drifts = np.ones(40, np.bool_), np.empty(40, np.float32)
-    entries = rng.permutation(40).astype(np.int32)
-    run(triton_setup.drift, where, entries, known, weights, Pinned(host), random_rows(rng, 40, dim), drifts)
     tables = np.array([0, 400, 700]), np.array([1, 2]), np.ones(2, np.float32)
     run(triton_setup.initial_rows, weights, state, rows, rows, *tables, 0.5)
 
@@ -140,7 +136,7 @@ def test_a_race_is_detected(races: Races) -> None:
     """Two rows of one slot."""
     _, segments, vectors, scales, gradients = a_batch(64)
     optimizer = OPTIMIZERS[0]
-    tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), np.empty(10, np.float32)
+    tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), np.empty((2, 10), np.float32)
     rows = np.zeros((20, 64), np.float32), np.zeros((20, 0), np.float32), np.zeros(10, np.int64)
     run(triton_setup.update, *rows, segments, vectors, scales, gradients, *tail, hot=hot_of(segments))
     assert races.bad
@@ -164,7 +160,7 @@ def test_the_order_of_programs_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(interpreter.InterpreterBuilder, "set_grid_idx", placed)
             for optimizer in OPTIMIZERS:
                 weights = random_rows(np.random.default_rng(0), 20, 64)
-                state, norms = np.ones((20, optimizer.state_width(64)), np.float32), np.empty(10, np.float32)
+                state, norms = np.ones((20, optimizer.state_width(64)), np.float32), np.empty((2, 10), np.float32)
                 tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
                 run(triton_setup.update, weights, state, slots, *batch, *tail, hot=hot)
                 results += [weights, state, norms]

@@ -1,4 +1,4 @@
-"""Drift, decay, moves and initial values in Triton: bits of the CPU."""
+"""Decay, moves and initial values in Triton: bits of the CPU."""
 
 from dataclasses import fields
 from typing import Any
@@ -17,42 +17,13 @@ from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.tiers.gpu.build import launch_once
 from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.choose import RowKernels
-from adaptive.kernels.rows.cpu import decay, drift, initial
+from adaptive.kernels.rows.cpu import decay, initial
 from adaptive.kernels.rows.gpu import move
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import Adam, RowOptimizer, RowwiseAdagrad
 
 DIMS = [1, 3, 16, 17, 64, 130]
 SEEDS = st.integers(0, 2**32 - 1)
-
-# --- drift --------------------------------------------------------------------------------------------------------
-
-
-def assert_drift_equals_twin(
-    locations: Any, entries: Any, known: Any, device: Floats, host: Floats, old: Floats
-) -> Any:
-    dim, drifts, expected = device.shape[1], np.zeros((2, len(locations)), np.float32), old.copy()
-    drift.drift(locations, entries, known, device, host, expected, drifts[0], np.empty((1, dim), np.float32))
-    run(triton_setup.drift, locations, entries, known, device, Pinned(host), old, drifts[1])
-    assert_same_bits(*drifts)
-    assert_same_bits(old, expected)
-    return drifts[1]
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_drift_of_any_width_equals_the_twin(dim: int) -> None:
-    """More rows than a program takes; some stood still, are not finite, or are or were zeros."""
-    rng = np.random.default_rng(dim)
-    device, host, snapshots = random_rows(rng, 20, dim), random_rows(rng, 20, dim), random_rows(rng, 50, dim)
-    device[3, 0], host[4, -1], snapshots[5, 0] = np.nan, np.inf, np.inf
-    locations, entries = rng.permutation(np.arange(-20, 20)), rng.permutation(50)[:40].astype(np.int32)
-    known = rng.random(40) < 0.7
-    in_slots, still = np.flatnonzero(locations >= 0)[:5], np.flatnonzero(locations < 0)[:3]
-    device[locations[in_slots[:3]]] = snapshots[entries[in_slots[2:]]] = 0
-    snapshots[entries[still]], known[in_slots], known[still] = host[~locations[still]], True, True
-    drifts = assert_drift_equals_twin(locations, entries, known, device, host, snapshots)
-    assert np.isinf(drifts[in_slots[:2]]).all() and drifts[in_slots[2]] == 0
-
 
 # --- decay --------------------------------------------------------------------------------------------------------
 

@@ -34,13 +34,13 @@ class Rows:
 
     def update(self, slots: Any, *row_updates: Any) -> Floats:
         """row_updates: segments, vectors, scales, gradients. Returns the norms."""
-        norms, optimizer = np.full(len(slots), np.nan, np.float32), self.optimizer
+        norms, optimizer = np.full((2, len(slots)), np.nan, np.float32), self.optimizer
         rule = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
         run(triton_setup.update, *self.arrays, slots, *row_updates, *rule, hot=hot_of(row_updates[0]))
         return norms
 
     def update_by_twin(self, slots: Any, *row_updates: Any) -> Floats:
-        norms, optimizer = np.full(len(slots), np.nan, np.float32), self.optimizer
+        norms, optimizer = np.full((2, len(slots)), np.nan, np.float32), self.optimizer
         rule = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms
         host, scratch = (array[:0] for array in self.arrays), np.empty((1, self.dim), np.float32)
         update.update(slots, *row_updates, *self.arrays, *host, *rule, scratch)

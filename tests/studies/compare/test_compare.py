@@ -504,17 +504,17 @@ def load(label: str, sets: Sequence[str]) -> TrainConfig:
 
 def test_policies_have_their_own_parameters() -> None:
     sets = ["policy.half_life=9", "seed=4", "tier.device_rows=20%"]
-    policies = contenders("hybrid, lfu,lfu+half_life=3,lru+skip=defer+by=least+bound=1e+2+warmup=7", sets, load)
+    policies = contenders("hybrid, lfu,lfu+half_life=3,lru+skip=defer+at_most=9+warmup=7", sets, load)
     assert [policy.label for policy in policies] == [
         "hybrid",
         "lfu",
         "lfu+half_life=3",
-        "lru+skip=defer+by=least+bound=1e+2+warmup=7",
+        "lru+skip=defer+at_most=9+warmup=7",
     ]
     assert [policy.config.policy for policy in policies] == ["hybrid", "lfu", "lfu", "lru"]
     options = [policy.config.policy_options for policy in policies]
     assert options == [{}, {"half_life": 9}, {"half_life": 3}, {}]
-    assert policies[3].config.skip is not None and policies[3].config.skip.rule == "defer+by=least+bound=1e+2+warmup=7"
+    assert policies[3].config.skip is not None and policies[3].config.skip.rule == "defer+at_most=9+warmup=7"
     assert [policy.config.tier.device_rows for policy in policies] == ["auto", "20%", "20%", "20%"]
     assert {policy.config.seed for policy in policies} == {4}
 

@@ -147,7 +147,7 @@ def scored(*, seed: int, policy: str | type[Policy], skip: Any = None, **rest: A
 
 
 def test_comparison_checks_bits_and_judges_skipping() -> None:
-    skip = SkipConfig(interval=2, min_visits=1, min_accesses=1, hot_rows="100%", feedback_delay=2)
+    skip = SkipConfig(interval=2, min_accesses=1, hot_rows="100%", feedback_delay=2)
     lines: list[str] = []
     result = compare_policies(
         scored,

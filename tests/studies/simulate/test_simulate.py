@@ -27,7 +27,7 @@ from adaptive.errors import ConfigError, DeviceMemoryError, InputError
 from adaptive.kernels.planning import belady
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
-from adaptive.policy import Policy, RowStats, SkipRule
+from adaptive.policy import Policy
 from adaptive.studies.simulate.simulation import PolicyForecast, simulate
 from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.training.components import build_tables, prepare
@@ -104,63 +104,10 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
     assert run.belady_row_hit_rate is None or run.belady_row_hit_rate >= run.row_hit_rate
 
 
-class RareVisits(SkipRule):
-    """Skip some updates by counts and visits alone."""
-
-    watches, leaves_out, warmup, at_most = False, True, 8, 5
-
-    def visits(self, rows: RowStats) -> Any:
-        return np.minimum(rows.visits // 4, rows.rows % 6)
-
-
-DEFERRALS: list[tuple[str, dict[str, Any], str | None]] = [
-    ("lfu", {}, "defer+every=3+warmup=6"),
-    ("lru", {}, "defer+by=visits+every=2+warmup=5"),
-    ("contract:LRUOnHost", {}, "defer+by=visits+every=2+warmup=5+at_most=3"),
-    ("hybrid", {}, "defer+by=visits+every=2+warmup=5"),
-    ("lfu", {}, "test_simulate:RareVisits"),
-]
-
-
-@pytest.mark.parametrize(("policy", "options", "rule"), DEFERRALS, ids=lambda value: str(value))
-@pytest.mark.parametrize("depth", [0, DEPTH])
-def test_deferral_by_visits_is_that_of_training(
-    dataset: Dataset, policy: str, options: dict[str, Any], rule: str | None, depth: int
-) -> None:
-    """Rows with deferred updates stay clean, so evicting them costs nothing."""
-    size = make_policy(policy, options).device_rows or "60%"
-    tier = {"device": "cpu", "when_full": "reduce_lookahead", "eviction_share": 0.05}
-    skip = {"rule": rule, "interval": 4, "min_accesses": 3}
-    settings_given = {
-        "policy": policy,
-        "policy_options": options,
-        "depth": depth,
-        "tier": tier,
-        "epochs": 2,
-        "batch_size": 8,
-    }
-    config, plain = toy_config(**settings_given, skip=skip), toy_config(**settings_given, skip=None)
-    counts, _ = trained_counts(dataset, config, size)
-    run, same = simulate([("p", config), ("q", plain)], [size], embedding_dim=WIDTH).runs
-    result = {
-        "written_back_rows": counts[Counter.WRITTEN_BACK],
-        "fetched_rows": counts[Counter.FETCHED],
-        "bytes_h2d": counts[Counter.BYTES_H2D],
-        "bytes_d2h": counts[Counter.BYTES_D2H],
-        "skipped_update_share": counts[Counter.SKIPPED_UPDATES] / counts[Counter.UNIQUE_ROWS],
-        "deferred_update_share": counts[Counter.DEFERRED_UPDATES] / counts[Counter.UNIQUE_ROWS],
-        "skips_unknown": False,
-        "skips_at_most": False,
-    }
-    assert {name: getattr(run, name) for name in result} == result
-    assert run.deferred_update_share > 0.02 and same.deferred_update_share == 0
-    assert run.written_back_rows <= same.written_back_rows
-
-
-def test_shares_that_depend_on_movement_are_unknown(dataset: Dataset) -> None:
+def test_shares_that_depend_on_sizes_are_unknown(dataset: Dataset) -> None:
     names = {
-        "lfu+skip=updates": {"policy": "lfu", "skip": {"rule": "updates"}},
-        "lru+skip=defer+by=movement": {"policy": "lru", "skip": {"rule": "defer+by=movement"}},
+        "lfu+skip=defer": {"policy": "lfu", "skip": {"rule": "defer"}},
+        "lru+skip=defer": {"policy": "lru", "skip": {"rule": "defer"}},
         "lru": {"policy": "lru"},
         "off": {"policy": "slipstream", "skip": {"rule": "off"}},
     }
@@ -168,29 +115,15 @@ def test_shares_that_depend_on_movement_are_unknown(dataset: Dataset) -> None:
     result = simulate(cases, ["80%"], embedding_dim=WIDTH)
     shares = {run.policy: (run.deferred_update_share, run.skips_unknown) for run in result.runs}
     assert shares == {
-        **{"lfu+skip=updates": (None, True), "lru+skip=defer+by=movement": (None, True)},
+        **{"lfu+skip=defer": (None, True), "lru+skip=defer": (None, True)},
         **{"lru": (0, False), "off": (0, False)},
     }
     text = simulation_document(result).to_text()
     assert (
-        "lfu+skip=updates, lru+skip=defer+by=movement: updates are skipped or deferred by movement, which ids do not "
-        "show" in text
+        "lfu+skip=defer, lru+skip=defer: updates are skipped or deferred by their size, which ids do not show" in text
     )
     assert text.count("unknown") == 2
     json.dumps(asdict(result), allow_nan=False)
-
-
-def test_shares_that_movement_can_only_lower_are_bounds(dataset: Dataset) -> None:
-    """The smaller of visits and movement defers no more than visits alone."""
-    cases = [
-        (name, toy_config(policy="lru", skip={"rule": f"defer+by={name}+every=3+warmup=6", "min_accesses": 3}))
-        for name in ("least", "visits")
-    ]
-    least, visits = simulate(cases, ["80%"], embedding_dim=WIDTH).runs
-    assert (least.skips_at_most, visits.skips_at_most) == (True, False)
-    assert least.deferred_update_share == visits.deferred_update_share > 0.02
-    text = simulation_document(simulate(cases[:1], ["80%"], embedding_dim=WIDTH)).to_text()
-    assert f"<= {100 * (least.deferred_update_share or 0):.1f}%" in text and "unknown" not in text
 
 
 def timeless(run: PolicyForecast) -> PolicyForecast:

@@ -140,17 +140,16 @@ def test_a_stop_in_the_middle_is_an_end_of_the_look_ahead(tmp_path: Path, policy
     assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("policy", ["defer", "updates", "inputs", "predicted", "random_drop", "fae", "hotline"])
+@pytest.mark.parametrize("policy", ["defer", "predicted", "random_drop", "fae", "hotline"])
 def test_these_policies_do_here_what_they_are_for(tmp_path: Path, policy: str) -> None:
     """Or else the tests above would show little."""
     with small_world():
         run(tmp_path / "run", config_of(policy, save_every=7))
     saved = load_checkpoint(tmp_path / "run/weights")
-    if policy in ("defer", "updates"):
+    if policy == "defer":
         assert numbers(tmp_path / "run")["summary"][5] > 0.05
-        watched = saved.rows["rows0.watched.waiting" if policy == "defer" else "rows0.watched.saturated"]
-        assert watched.sum() > 5
-    elif policy in ("inputs", "predicted", "random_drop"):
+        assert saved.rows["rows0.watched.waiting"].sum() > 5
+    elif policy in ("predicted", "random_drop"):
         assert numbers(tmp_path / "run")["summary"][8] > 0.02
     else:
         assert len(saved.policy["rows" if policy == "fae" else "popular"]) > 5

@@ -7,7 +7,7 @@ import pytest
 from support.records import interval_record
 
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals, TableCounts
-from adaptive.training.telemetry.report import run_summary, summary_text
+from adaptive.training.telemetry.report import run_summary, short_text, summary_text
 
 SITE = TableCounts(
     lookups=1000,
@@ -65,11 +65,8 @@ def test_summary_of_two_intervals():
         "promoted": 40,
         "demoted": 20,
         "watched_rows": 0,
-        "judged_row_share": None,
-        "at_rest_rows": 0,
-        "at_rest_row_share": None,
-        "waiting_rows": 0,
         "saturated_rows": 0,
+        "saturated_row_share": None,
         "skipped_update_share": 0.0,
         "deferred_update_share": 0.0,
         "skipped_lookup_share": 0.0,
@@ -116,8 +113,8 @@ def test_speed_and_times_exclude_the_first_interval():
     """Times, too: means over the 20 later steps."""
     compiling = interval(10, samples_per_s=100.0, time_ms={"plan": 35.0, "wait": 47.0})
     text = text_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
-    assert "3,000 samples, 250 samples/s (1,000 after the first interval, which includes compilation)\n" in text
-    assert "\nms per step after the first interval: wait 0.50\nms per step of look-ahead " in text
+    assert "3,000 samples, 250 samples/s (1,000 without the first interval)\n" in text
+    assert "\nms per step without the first interval: wait 0.50\nms per step of look-ahead " in text
     assert ": plan 1.50\n" in text
 
 
@@ -127,7 +124,7 @@ def test_speed_and_times_exclude_the_first_interval():
         ({"auc_of": "evaluation", "eval_samples": 4096}, ", on 4,096 held-out samples\n"),
         ({"auc_of": "training"}, ", on training batches, each predicted before it was trained\n"),
         ({"host_bytes_read": 2048, "host_bytes_written": 0}, "host files: 2.0 KiB read, 0 B written during training\n"),
-        ({"skipped_input_share": 0.125}, "dropped: 12.5% of inputs. The tables differ"),
+        ({"skipped_input_share": 0.125}, "left out: 12.5% of the samples; compare with the policy random_drop"),
     ],
 )
 def test_optional_values_of_a_summary_have_lines(more, expected):
@@ -141,14 +138,11 @@ SKIPPING = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_row
 
 def test_skipping_is_reported_if_it_happened():
     text = text_of(interval(10, tables={"site": SKIPPING, "user": USER}))
+    assert ("skipped: 10.0% of row updates (25.0% of lookups): 10.0% dropped\n") in text
     assert (
-        "skipped: 10.0% of row updates (25.0% of lookups): 10.0% dropped because their rows were saturated. "
-        "The tables differ from those of a run that skips nothing\n"
-    ) in text
-    assert (
-        "table  lookups  hit rate  rows on device  to device  to host  waiting  at rest  saturated  skipped\n"
-        "site     1,000     90.0%              50    2.0 KiB  1.0 KiB        0        0          7    25.0%\n"
-        "user     1,000     50.0%              70        0 B      0 B        0        0          0     0.0%\n"
+        "table  lookups  hit rate  rows on device  to device  to host  saturated  skipped\n"
+        "site     1,000     90.0%              50    2.0 KiB  1.0 KiB          7    25.0%\n"
+        "user     1,000     50.0%              70        0 B      0 B          0     0.0%\n"
     ) in text
     assert "last interval" not in text, "there is one"
 
@@ -168,25 +162,9 @@ def test_speed_before_and_since_skipping():
     )
 
 
-WATCHED = replace(SITE, watched_rows=40, judged_rows=30, waiting_rows=20, at_rest_rows=3)
-
-
-@pytest.mark.parametrize(
-    ("counts", "line"),
-    [
-        (
-            WATCHED,
-            "watched for skipping: 40 rows, 20 waiting (gradients accumulate); 75.0% judged, 10.0% of these at rest "
-            "(moved by less than 5%)\n",
-        ),
-        (
-            replace(WATCHED, judged_rows=0, at_rest_rows=0, saturated_rows=4),
-            "watched for skipping: 40 rows, 20 waiting (gradients accumulate), 4 saturated (updates are skipped); "
-            "movement was not measured\n",
-        ),
-    ],
-)
-def test_rows_that_wait_and_rows_at_rest_are_reported_apart(counts, line):
+def test_saturated_rows_are_reported():
+    counts = replace(SITE, watched_rows=40, saturated_rows=30)
+    line = "saturated: 30 of 40 popular rows: an update moves them by less than 5% of their length\n"
     assert line in text_of(interval(10, tables={"site": counts, "user": USER}))
 
 
@@ -195,7 +173,7 @@ def test_late_skipping_and_deferral_are_reported():
     assert "skipped: 5.0% of row updates" in text and "skipped in the last interval: 10.0%;" in text
     both = replace(SKIPPING, deferred_updates=60)
     text = text_of(interval(10, tables={"site": both, "user": USER}))
-    assert "6.0% deferred (accumulated and applied later); 4.0% dropped because" in text
+    assert "6.0% postponed and applied together later; 4.0% dropped" in text
 
 
 def test_numbers_of_a_policy_are_reported():
@@ -221,3 +199,47 @@ def test_the_ten_largest_tables_have_lines():
     assert lines[-1].split() == ["4", "other", "tables", "10", "0.0%", "4", "0", "B", "0", "B"]
     by_size = summary_text(summary, totals, table_rows={f"t{i}": -i for i in range(1, 15)}).splitlines()
     assert [line.split()[0] for line in by_size[-11:-1]] == [f"t{i}" for i in range(1, 11)]
+
+
+RUN = {"rows": 120, "misses": "prefetch", "run": "runs/a"}
+
+
+def short(*records, **more):
+    totals = totals_of(*records)
+    return short_text({**run_summary("slipstream", totals, auc=0.75, log_loss=0.4), **more}, totals, **RUN)
+
+
+def test_the_text_of_a_run_is_short():
+    """Everything else is in the details."""
+    waits = replace(SITE, watched_rows=40, saturated_rows=30, skipped_updates=60, deferred_updates=60)
+    tables = {"site": waits, "user": USER}
+    later = interval(30, tables=tables, samples_read=4000, samples_per_s=2000.0)
+    text = short(interval(10), interval(20), later, skipped_input_share=0.25, compile_s=11.2)
+    first = text.splitlines()[0]
+    assert first.startswith("slipstream: 4,000 samples read in ") and "(and 11 s to compile, once)" in first
+    for fact in (
+        "placement   120 of 120 rows on the device; 70.0% of lookups had their row there,\n"
+        "            the others were fetched ahead (",
+        "saturated   30 of 40 popular rows: an update moves them by less than 5% of their length\n",
+        "skipped     2.0% of row updates were postponed and applied together later\n"
+        "            25.0% of the samples were left out\n",
+        "speed       2,000 samples/s since skipping began, 1,000 before: 2.0 times as fast\n",
+        "quality     not compared. Measure it on your data:\n"
+        "              adaptive-train compare --config runs/a/run.json --policies lfu,slipstream\n",
+    ):
+        assert fact in text, text
+    assert len(text.splitlines()) <= 15
+    for word in ("waiting", "at rest", "judged", "watched", "worth", "differ", "ms per step"):
+        assert word not in text
+
+
+def test_skipping_that_does_not_pay_is_told():
+    slow = interval(30, samples_read=4000, samples_per_s=900.0)
+    text = short(interval(10), interval(20), slow, skipped_input_share=0.25)
+    assert "skipping does not pay here: 0.90 times; use --policy lfu" in text and "times as fast" not in text
+
+
+def test_without_skipping_nothing_is_said_about_it():
+    text = short(interval(10), interval(20))
+    assert "speed       1,000 samples read per second\n" in text
+    assert not any(word in text for word in ("saturated", "skipped", "quality", "skipping"))

@@ -37,9 +37,6 @@ COUNTS = TableCounts(
     bytes_h2d=2900,
     bytes_d2h=1900,
     watched_rows=8,
-    judged_rows=4,
-    at_rest_rows=1,
-    waiting_rows=5,
     saturated_rows=3,
     skipped_updates=10,
     deferred_updates=4,
@@ -60,11 +57,8 @@ TIER_TAGS = {
 }
 SKIPPING_TAGS = {
     "4_skipping/watched_rows": 8,
-    "4_skipping/waiting_rows": 5,
-    "4_skipping/at_rest_rows": 1,
     "4_skipping/saturated_rows": 3,
-    "4_skipping/judged_row_share": 0.5,
-    "4_skipping/at_rest_row_share": 0.25,
+    "4_skipping/saturated_row_share": 0.375,
     "4_skipping/skipped_update_share": 0.25,
     "4_skipping/deferred_update_share": 0.1,
 }
@@ -73,8 +67,6 @@ TABLE_TAGS = {
     "7_tables/{}/row_hit_rate": 0.25,
     "7_tables/{}/resident_rows": 500,
     "7_tables/{}/promoted_rows_per_step": 3,
-    "7_tables/{}/waiting_rows": 5,
-    "7_tables/{}/at_rest_rows": 1,
     "7_tables/{}/saturated_rows": 3,
     "7_tables/{}/skipped_update_share": 0.25,
 }
@@ -156,7 +148,7 @@ def test_counts_are_per_step(tmp_path):
 
 def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
     """After the first watched or skipped row its numbers are always shown."""
-    plain = replace(COUNTS, watched_rows=0, judged_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
+    plain = replace(COUNTS, watched_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
     view = TensorBoardView(tmp_path, ["site"])
     view.write(interval(10, tables={"site": plain}))
     assert not [tag for tag in latest(tmp_path) if "skip" in tag or "satur" in tag]
@@ -198,9 +190,9 @@ def test_charts_of_skipping_come_with_the_first_skipping(tmp_path):
         view.write(record)
         titles = [chart.title for chart in page_of(tmp_path / "view").chart]
         assert ("share of row updates skipped" in titles) == (record.step > 10)
-        assert len(titles) == len(set(titles)) == (10 if record.step == 10 else 14)
+        assert len(titles) == len(set(titles)) == (10 if record.step == 10 else 12)
     view.close()
-    for step, charts in ((10, 10), (30, 14)):
+    for step, charts in ((10, 10), (30, 12)):
         again = TensorBoardView.resumed(tmp_path / f"from-{step}", {"site": 4}, metrics.path, step)
         write_all(again, ResumeRecord(step=step, dropped=0))
         assert len(page_of(tmp_path / f"from-{step}").chart) == charts

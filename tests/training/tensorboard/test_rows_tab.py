@@ -62,8 +62,6 @@ def test_rows_by_table(tmp_path: Path) -> None:
         "rows": 1000,
         "resident": [10, 20, 30],
         "watched": [20, 20, 20],
-        "waiting": [2, 4, 6],
-        "at_rest": [3, 3, 3],
         "saturated": [1, 2, 3],
     }
     whole, first, second = found["tables"]
@@ -71,7 +69,7 @@ def test_rows_by_table(tmp_path: Path) -> None:
     assert first == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9], **keys}
     assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
     assert whole["is_whole"] and whole["rows"] == first["rows"] + second["rows"]
-    for name in ("resident", "watched", "waiting", "at_rest", "saturated", "promoted", "demoted"):
+    for name in ("resident", "watched", "saturated", "promoted", "demoted"):
         assert whole[name] == pytest.approx([a + b for a, b in zip(first[name], second[name], strict=True)])
 
 
@@ -209,7 +207,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         dom, console = browse(url, tmp_path / "browser", options=("--virtual-time-budget=5000",))
     assert console == "" and 'data-done="yes"' in dom
     assert dom.count('class="lane"') == 4  # one of all tables
-    assert [dom.count(f'class="line {state}"') for state in ("waiting", "at_rest", "saturated")] == [4, 4, 4]
+    assert dom.count('class="line saturated"') == 4
     assert dom.count("<script") == 1 and "<img" not in dom
     assert 'policy &lt;script&gt;alert(1)&lt;/script&gt; "&gt;&lt;img src=x onerror=alert(2)&gt; \\u202eexe.gpj' in dom
     assert ">\\u202ea</option>" in dom and dom.count("\u202e") == dom.count('value="\u202ea"') <= 1
@@ -218,8 +216,6 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         "on the device    120 (4.0%)",
         "in host memory    2,880",
         "promoted per step    8.4",
-        "waiting    24",
-        "at rest    9",
         "saturated    12",
     ):
         assert told in dom, told

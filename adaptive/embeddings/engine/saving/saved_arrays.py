@@ -83,16 +83,14 @@ def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
 
 def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:
     """Return the arrays of a group's watched rows that `part` contains."""
-    floats, w = np.dtype(np.float32), _length(part["row"])
+    w = _length(part["row"])
     width = lane.host.weights.shape[1]
     expected = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}
     expected["interval"] = Expected(np.dtype(np.int64), (1,))
     expected["row"] = Expected(np.dtype(np.int64), (w,), last_row)
     expected["entry"] = Expected(np.dtype(np.int32), (w,))
-    expected["snapshots"] = expected["sample"] = Expected(floats, (w, width))
     if "summed" in part:
-        s = _length(part["summed"])
-        expected |= {name: Expected(np.dtype(np.uint32), (w,)) for name in ("visits", "waiting")}
+        s, floats = _length(part["summed"]), np.dtype(np.float32)
         expected["summed"] = Expected(np.dtype(np.int64), (s,), last_row)
         expected["sums"], expected["raw_values"] = Expected(floats, (s, width)), _expected_values(lane, s)
         expected["squares"] = Expected(floats, (s, lane.device.squares_width))

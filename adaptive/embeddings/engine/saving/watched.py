@@ -1,16 +1,15 @@
 """Watched rows as flat arrays for checkpoints, next to those of `row_arrays`.
 
-The arrays contain verdicts, snapshots, visits, and accumulated updates (deferred). Tables with the same `skip` settings
-restore all of it, and training continues as it would have. Other tables ignore these arrays. Names, after the group's
-prefix, of n rows in ascending order:
+The arrays contain update sizes, answers of the skip rule, and accumulated updates (deferred). Tables with the same
+`skip` settings restore all of it, and training continues as it would have. Other tables ignore these arrays. Names,
+after the group's prefix, of n rows in ascending order:
 
     watched.interval (1,) of `SkipConfig`              watched.row (n,), watched.<column> (n,) of the hot set's entries
-    watched.snapshots (n, D) if movement is watched    watched.entry (n,) their order in the hot set
+                                                       watched.entry (n,) their order in the hot set
 
     if updates are deferred, of the m rows with an accumulated sum:
-    watched.visits, watched.waiting (n,)               watched.summed (m,) these rows, ascending
-    watched.sums (m, D), watched.squares (m, S)        watched.raw_values (m, D), watched.raw_states (m, T): without
-                                                       the sum
+    watched.summed (m,) these rows, ascending          watched.raw_values (m, D), watched.raw_states (m, T): without
+    watched.sums (m, D), watched.squares (m, S)        the sum
 """
 
 from collections.abc import Mapping
@@ -43,17 +42,13 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArr
     if skipper is None:
         return {}
     prefix += WATCHED
-    hot, book = skipper.hot, skipper.deferral
+    hot = skipper.hot
     columns, watched = hot.columns(), lane.device.export_watched(hot.num_entries)
     owned_rows = columns.pop("row")
     rows = lane.group.group_rows(owned_rows)
     columns["entry"] = np.arange(len(rows), dtype=np.int32)
-    if name := skipper.snapshots_name:
-        columns[name] = np.full((len(rows), lane.host.weights.shape[1]), np.nan, np.float32)
-        columns[name][: len(watched.snapshots)] = watched.snapshots
     sums: dict[str, Part] = {}
-    if book is not None:
-        columns |= {"visits": book.visits[: len(rows)], "waiting": book.waiting[: len(rows)]}
+    if skipper.defers:
         weights, state = pipeline.values(lane, owned_rows[watched.waiting], with_waiting=False)
         of_sums = dict(zip(OF_SUMS, (watched.sums, watched.squares, weights, state), strict=True))
         sums = RowOrder(lane.group, rows[watched.waiting]).parts(prefix, "summed", of_sums)
@@ -89,10 +84,8 @@ def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefi
 
 def _expected_names(skipper: Skipper) -> set[str]:
     names = {"interval", "entry", *COLUMNS}
-    if skipper.snapshots_name:
-        names |= {skipper.snapshots_name}
-    if skipper.deferral is not None:
-        names |= {"visits", "waiting", "summed", *OF_SUMS}
+    if skipper.defers:
+        names |= {"summed", *OF_SUMS}
     return names
 
 
@@ -118,19 +111,13 @@ def load_watched(lane: Lane, part: Arrays) -> None:
     """Restore watched rows in a lane that has just loaded its rows and watches none."""
     if not part:
         return
-    skipper, none = lane.skipper, np.zeros((0, lane.host.weights.shape[1]), np.float32)
+    skipper = lane.skipper
     assert skipper is not None
     if (needed := len(part["row"])) > skipper.hot.capacity:  # another number of ranks divides them differently
         skipper.grow(needed)
-        lane.device.watch(needed, snapshots=skipper.num_snapshots, sums=skipper.deferral is not None)
+        lane.device.watch(needed if skipper.defers else 0)
     skipper.restore(part)
-    book = skipper.deferral
-    no_squares = np.zeros((0, lane.device.squares_width), np.float32)
-    snapshots = part.get(skipper.snapshots_name, none)[: skipper.num_snapshots]
-    watched = WatchedValues(snapshots, np.zeros(0, np.int64), none, no_squares)
-    if book is not None:
-        book.restore(part["visits"], part["waiting"])
+    if skipper.defers:
         rows = part["row"][part["summed"]]
         lane.put_on_host(rows, part["raw_values"], part["raw_states"])
-        watched = WatchedValues(watched.snapshots, part["summed"], part["sums"], part["squares"])
-    lane.device.import_watched(watched)
+        lane.device.import_watched(WatchedValues(part["summed"], part["sums"], part["squares"]))

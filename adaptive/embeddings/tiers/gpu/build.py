@@ -105,8 +105,8 @@ def build_devices(
 def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimizer: RowOptimizer) -> None:
     """Launch each kernel on one row, as training usually does.
 
-    Triton compiles a kernel at its first launch, which must not happen in two threads at once. The kernels for deferral
-    and drift are left out: only the training thread launches them.
+    Triton compiles a kernel at its first launch, which must not happen in two threads at once. The kernel for deferral
+    is left out: only the training thread launches it.
     """
     slot, segments, vectors = (
         torch.arange(count, dtype=kind, device=device)
@@ -117,9 +117,9 @@ def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimiz
     weights, none = gradients.to(ROW_DTYPES[group.dtype]), torch.empty(0, device=device)
     state = torch.zeros((1, optimizer.state_width(width)), device=device)
     settings = [float(value) for value in optimizer.settings()]
-    corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty(1, device=device)
+    corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty((1, 1), device=device)
     row_keys = slot if group.has_keys else None
-    kernels.initial_rows(weights, state, slot, slot, segments, slot, norms, 0.0, row_keys=row_keys)
+    kernels.initial_rows(weights, state, slot, slot, segments, slot, none, 0.0, row_keys=row_keys)
     kernels.copy_rows(weights, state, slot, weights.clone(), state.clone(), slot)
     kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
     kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)

@@ -1,7 +1,7 @@
 """`TorchDevice`: slots in the memory of a GPU, or of any torch device.
 
 Nothing in a training step waits for the device: the plan was sent ahead of time (`sent_plan`), rows move on a separate
-stream (`transfer`, `mover`), and norms and drifts come back through pinned memory, to be read a fixed number of
+stream (`transfer`, `mover`), and norms come back through pinned memory, to be read a fixed number of
 batches later. There are two exceptions. A batch that updates rows on the host (`misses = "host"`) waits for their
 gradients, and ranks whose rows cross through host memory wait for these (`to_host`).
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates, Snapshots
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.cpu_device import CpuRows
 from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
 from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES, TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
@@ -29,7 +29,6 @@ from adaptive.embeddings.tiers.gpu.sent import (
     SentPlan,
     SentPooling,
     SentRowUpdates,
-    SentSnapshots,
 )
 from adaptive.embeddings.tiers.gpu.sent_plan import count_bytes, device_lookups, send_plan, send_pooling
 from adaptive.embeddings.tiers.gpu.transfer import RowArrays, Transfer
@@ -107,7 +106,8 @@ class TorchDevice(DeviceTier):
         self.squares_width = host.optimizer.squares_width(host.weights.shape[1])
         self._transfer_buffers: list[TransferBuffer] = []
         self.resize(num_slots)
-        self.watch(0, snapshots=0, sums=False)
+        self._sums = TorchSums(0, self._widths[0], self.squares_width, mover.device)
+        self._mover.settle()
 
     def _set_rule(self, optimizer: RowOptimizer) -> None:
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
@@ -224,7 +224,7 @@ class TorchDevice(DeviceTier):
         self._mover.compute.run(lambda: sums.add(sent, gradients, self._kernels))
         update_host = partial(self._update_host_from_sums, number=number)
         due_norms = self._update(deferred.applied, number, update_host, sums.sums, sums.squares)
-        return lambda: np.concatenate([norms(), due_norms()])
+        return lambda: np.concatenate([norms(), due_norms()], axis=1)
 
     def _update(
         self,
@@ -248,8 +248,8 @@ class TorchDevice(DeviceTier):
             array.release()
 
         def all_norms() -> Floats:
-            both = np.empty(len(row_updates.rows), np.float32)
-            both[row_updates.device_positions], both[row_updates.host_positions] = norms(), host_norms
+            both = np.empty((len(host_norms), len(row_updates.rows)), np.float32)
+            both[:, row_updates.device_positions], both[:, row_updates.host_positions] = norms(), host_norms
             return both
 
         return all_norms
@@ -266,7 +266,8 @@ class TorchDevice(DeviceTier):
         self, row_updates: SentRowUpdates, number: int, gradients: Tensor, squares: Tensor | None
     ) -> Later:
         segments, (weights, state) = row_updates.device_segments, self.slots
-        norms, keys = self._mover.compute.empty(len(segments.locations)), None
+        lines, keys = 1 + self._host_rows.measures_rows, None
+        norms = self._mover.compute.empty((lines, len(segments.locations)))
         if not len(segments.locations):
             return self._link.to_host(norms)
         if self._host.rounds_by_key:
@@ -281,16 +282,6 @@ class TorchDevice(DeviceTier):
             lambda: self._kernels.update(weights, state, *sums, *rule, hot=segments.hot, squares=squares, keys=keys)
         )
         return self._link.to_host(norms)
-
-    def drift(self, snapshots: Snapshots) -> Later:
-        assert isinstance(snapshots, SentSnapshots)
-        sent = snapshots.arguments
-        crossing = self._rows_on_host(snapshots.crossing)
-        drifts = self._mover.compute.empty(len(sent.locations))
-        if len(drifts):
-            where = sent.locations, sent.entries, sent.has_snapshot, self.slots.weights, crossing
-            self._mover.compute.run(lambda: self._kernels.drift(*where, self._snapshots, drifts))
-        return self._link.to_host(drifts)
 
     # --- rows on the host, in the training thread ----------------------------------------------------------------
 
@@ -327,31 +318,26 @@ class TorchDevice(DeviceTier):
 
     # --- the tier as a whole -------------------------------------------------------------------------------------
 
-    def watch(self, capacity: int, *, snapshots: int, sums: bool) -> None:
-        width, device = self._widths[0], self._mover.device
-        self._snapshots = torch.full((snapshots, width), torch.nan, device=device)
-        self._sums = TorchSums(capacity if sums else 0, width, self.squares_width, device)
+    def watch(self, capacity: int) -> None:
+        self._host_rows.measures_rows = True
+        self._sums = TorchSums(capacity, self._widths[0], self.squares_width, self._mover.device)
         self._mover.settle()
 
     def forget_watched(self) -> None:
-        self._snapshots.fill_(torch.nan)
         self._sums.pending.fill_(False)
         self._mover.settle()
 
     def export_watched(self, num_entries: int) -> WatchedValues:
-        snapshots = self._link.read(self._snapshots, np.arange(min(num_entries, len(self._snapshots))))
-        return WatchedValues(snapshots, *self._sums.read(np.arange(min(num_entries, len(self._sums.sums))), self._link))
+        return WatchedValues(*self._sums.read(np.arange(min(num_entries, len(self._sums.sums))), self._link))
 
     def import_watched(self, values: WatchedValues) -> None:
         self.forget_watched()
-        self._snapshots[: len(values.snapshots)] = torch.from_numpy(values.snapshots).to(self._snapshots.device)
         self._sums.restore(values.waiting, values.sums, values.squares)
         self._mover.settle()
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:
-        watched = self._snapshots.nbytes + self._sums.num_bytes
-        return self.slots.weights.nbytes, self.slots.state.nbytes, watched
+        return self.slots.weights.nbytes, self.slots.state.nbytes, self._sums.num_bytes
 
     @property
     def buffer_bytes(self) -> Bytes:

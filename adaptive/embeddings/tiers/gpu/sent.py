@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates, Snapshots
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
 
 
@@ -52,23 +52,6 @@ class SentRowUpdates(RowUpdates):
     host_positions: Int64s
     host_updates: RowUpdates
     needed: Tensor | None  # vectors whose gradients the host needs, numbered 0 ... in `host_updates`; None: all
-
-
-@dataclass(frozen=True)
-class SnapshotArguments:
-    """Arguments of the drift kernel, on the device."""
-
-    locations: Tensor  # slots, or ~i of the rows that cross
-    entries: Tensor
-    has_snapshot: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentSnapshots(Snapshots):
-    """Snapshots with their arguments on the device."""
-
-    arguments: SnapshotArguments
-    crossing: Int64s
 
 
 @dataclass(frozen=True, kw_only=True)

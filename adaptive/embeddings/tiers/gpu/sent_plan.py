@@ -27,7 +27,6 @@ from adaptive.embeddings.planning.plan import (
     OnDevice,
     Pooling,
     RowUpdates,
-    Snapshots,
     no_rows,
     take_segments,
 )
@@ -42,8 +41,6 @@ from adaptive.embeddings.tiers.gpu.sent import (
     SentPlan,
     SentPooling,
     SentRowUpdates,
-    SentSnapshots,
-    SnapshotArguments,
 )
 from adaptive.embeddings.tiers.gpu.transfer import Transfer
 from adaptive.kernels.planning.lookups import hot_rows
@@ -66,7 +63,6 @@ def send_plan(
         row_updates = _cut_row_updates(now, plan.pooling.num_vectors, packing)
     else:
         row_updates = _update(plan.row_updates, lookups, packing)
-    snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.row_updates, plan.deferred, packing)
     moves = _send_moves(plan.moves, transfer, packing)
     sent = packing.send(transfer_buffer)
@@ -74,7 +70,6 @@ def send_plan(
         "moves": moves(sent),
         "pooling": pooling(sent),
         "row_updates": row_updates(sent),
-        "snapshots": None if snapshots is None else snapshots(sent),
         "deferred": None if deferred is None else deferred(sent),
     }
     return SentPlan(
@@ -274,12 +269,6 @@ def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Sent[Sen
     return lambda sent: SentMoves(
         **vars(moves), fetches=fetches, back_sent=back(sent), stored_sent=stored(sent), initial_sent=initial(sent)
     )
-
-
-def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapshots]:
-    locations, crossing = _crossing(snapshots.locations)
-    parts = packing.add(locations, snapshots.entries, snapshots.has_earlier)
-    return lambda sent: SentSnapshots(**vars(snapshots), arguments=SnapshotArguments(*parts(sent)), crossing=crossing)
 
 
 def _send_deferred(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:

@@ -41,6 +41,7 @@ from adaptive.kernels.rows.cpu.steps import (
     adam_size,
     apply_update,
     ftrl,
+    measure_row,
     rowwise_adagrad_step,
 )
 from adaptive.kernels.rows.cpu.update import chunk_start, sum_gradients
@@ -174,7 +175,7 @@ def apply_sums(
     """Take one optimizer step with each sum of [first, last) whose row is in one tier.
 
     flip: as in `update.update_tier`. locations (n,) int64, each row once; entries (n,) int64; keys (n,) or empty, as
-    in `update.update`; norms (n,) float32 receives the L2 norm of each change.
+    in `update.update`, and so norms (1 or 2, n).
     """
     ahead, last_row = np.uint64(AHEAD), np.uint64(last)
     for u in range(np.uint64(first), last_row):
@@ -188,7 +189,8 @@ def apply_sums(
                 prefetch_row(state, next_row)
             prefetch_sum(sums, squares, entries[u + ahead])
         row, entry, key = np.uint64(location ^ flip), np.uint64(entries[u]), keys[u] if keys.size > 0 else NEAREST
-        norms[u] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
+        measure_row(weights, row, norms, u)
+        norms[0, u] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
 
 
 @kernel()
@@ -216,7 +218,8 @@ def update_block(span, flip, now, tier, rule, of_block):
         location = locations[u]
         if (location < 0) == (flip < 0):
             row, place, key = np.uint64(location ^ flip), u - begin, keys[i] if keys.size > 0 else NEAREST
-            norms[i] = apply_update(weights, state, row, g, place, totals[place], kind, settings, corrections, key)
+            measure_row(weights, row, norms, i)
+            norms[0, i] = apply_update(weights, state, row, g, place, totals[place], kind, settings, corrections, key)
 
 
 @kernel(inline=True)
@@ -229,7 +232,8 @@ def apply_block(span, flip, divided, sums_squares, tier, rule):
         location, entry, place = locations[np.uint64(summed[at])], np.uint64(entries[at]), now.size + i
         if (location < 0) == (flip < 0):
             row, key = np.uint64(location ^ flip), keys[place] if keys.size > 0 else NEAREST
-            norms[place] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
+            measure_row(weights, row, norms, place)
+            norms[0, place] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
 
 
 @kernel(inline=True)
@@ -302,8 +306,8 @@ def defer(
 
     now (n,) and summed (m,) int32, ascending: different rows of the U. entries (m,) int32: their rows of sums and
     squares, each once; pending (H,) bool. due (k,) int32, ascending: positions among the m. keys (n + k,), or empty,
-    and norms (n + k,): of the rows `now`, then of those due. scratch (chunks * BLOCK, > D). The other arguments are
-    those of `update.update`.
+    and norms (1 or 2, n + k): of the rows `now`, then of those due. scratch (chunks * BLOCK, > D). The other arguments
+    are those of `update.update`.
     """
     divided, lookups = (now, summed, entries, due), (row_locations, segments, vectors, scales, gradients)
     tables = sums, squares, pending, device_weights, device_state, host_weights, host_state

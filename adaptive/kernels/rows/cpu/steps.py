@@ -10,6 +10,7 @@ import numpy as np
 
 from adaptive.kernels.jit import kernel
 from adaptive.kernels.vector.row_ops import Scalar, square_root, step_op, where_less
+from adaptive.kernels.vector.row_sums import square_sum
 
 SGD_, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = 0, 1, 2, 3, 4
 LR, EPS, BETA1, BETA2, FIRST = 0, 1, 2, 3, 4  # places in `settings`
@@ -92,6 +93,13 @@ def adam_size(state, i, dim, number, corrections):
     count = state[i, 2 * dim] + number  # a float32 counts to 2**24 exactly; by then every correction is 1
     state[i, 2 * dim] = count
     return corrections[min(int(count), corrections.size) - 1]
+
+
+@kernel(inline=True)
+def measure_row(weights, i, norms, u):
+    """norms[1, u] = the L2 norm of row i, if `norms` has a place for it. Before the row's update."""
+    if norms.shape[0] > 1:
+        norms[1, u] = np.float32(math.sqrt(square_sum(weights, i)))
 
 
 @kernel(inline=True)

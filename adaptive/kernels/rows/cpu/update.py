@@ -3,7 +3,7 @@
 import numpy as np
 
 from adaptive.kernels.jit import in_parallel, kernel
-from adaptive.kernels.rows.cpu.steps import apply_update
+from adaptive.kernels.rows.cpu.steps import apply_update, measure_row
 from adaptive.kernels.vector.bfloat16 import NEAREST
 from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row
 from adaptive.kernels.vector.row_sums import sum_rows, sum_scaled_rows
@@ -43,7 +43,8 @@ def update_tier(
         start, stop = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
         squares = sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         row, key = np.uint64(location ^ flip), keys[u] if keys.size > 0 else NEAREST
-        norms[u] = apply_update(weights, state, row, g, 0, squares, kind, settings, corrections, key)
+        measure_row(weights, row, norms, u)
+        norms[0, u] = apply_update(weights, state, row, g, 0, squares, kind, settings, corrections, key)
 
 
 @kernel()
@@ -100,8 +101,8 @@ def update(
     row_locations (U,) int64, each row once; its lookups are [segments[u], segments[u + 1]) (int64, none empty) of
     vectors (int32, rows of `gradients`) and scales (float32, or empty: all 1); gradients (V, D) float32; *_weights
     (rows, D) and *_state (rows, S) float32 or bfloat16; keys (U,) uint64 round bfloat16 (`rounding`), or empty: to
-    nearest; norms (U,) float32 receives the L2 norm of each change; scratch (chunks, >= D) float32. One
-    thread handles a row, so results do not depend on the number of chunks.
+    nearest; norms (1 or 2, U) float32 receives the L2 norm of each change and, in a second line, that of the row before
+    it; scratch (chunks, >= D) float32. One thread handles a row, so results do not depend on the number of chunks.
     """
     arrays = (
         row_locations, segments, vectors, scales, gradients, device_weights, device_state, host_weights, host_state,

@@ -2,7 +2,7 @@
 
 Triton comes with CUDA builds of torch. Version 3.6 (torch 2.10) or newer is required: older ones flush divisions and
 square roots below 2**-126 to 0. It is imported late: call `available` first, then import `pool.pool`, `update.update`,
-`decay.decay`, `deferred.accumulate`, `drift.drift`, `move.copy_rows`, `initial.initial_rows`.
+`decay.decay`, `deferred.accumulate`, `move.copy_rows`, `initial.initial_rows`.
 
 Work goes to the current stream of the current device; nothing here waits for it. Host rows are read and written in
 place, so their tensors must be pinned: a GPU reaches no other memory of the host.

@@ -34,7 +34,7 @@ def update_kernel(
     weights, state, slots, segments, vectors, scales, gradients, squares, hot_sums, corrections, keys, norms, scratch,
     num_rows, num_tiles, num_corrections, learning_rate, epsilon, decay1, decay2,
     KIND: tl.constexpr, WIDTH: tl.constexpr, STATE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    SCALED: tl.constexpr, SUMMED: tl.constexpr, STOCHASTIC: tl.constexpr,
+    SCALED: tl.constexpr, SUMMED: tl.constexpr, STOCHASTIC: tl.constexpr, LENGTHS: tl.constexpr,
 ):  # fmt: skip
     """Programs take tile after tile: each needs scratch for sums of squares in a fixed order."""
     lr = tl.full([1, 1], learning_rate, tl.float32)
@@ -49,6 +49,10 @@ def update_kernel(
         live = rows < num_rows
         places = tl.load(slots + rows, mask=live, other=0)
         old = as_float32(load_slots(weights, places, live, columns, WIDTH, WIDTH))
+        if LENGTHS:
+            length = norm_of(scratch, old, WIDTH, BLOCK, ROWS)
+            tl.store(norms + num_rows.to(tl.int64) + rows[:, None] + only, length, mask=live[:, None])
+            tl.debug_barrier()  # before the scratch is used again
         row_keys = load_keys(keys, rows, live, STOCHASTIC)
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
@@ -118,7 +122,8 @@ def update(
     weights (slots, D) float32 or bfloat16; state (slots, S) float32; slots (U,) int64, each once; row u's lookups are
     [segments[u], segments[u + 1]) (int64, none empty) of vectors (G,) int32 or int64, rows of gradients (V, D)
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
-    (U,) float32 receives the L2 norms of the changes. Sums run in lookup order; bits as `cpu.update.update`.
+    (1 or 2, U) float32 receives the L2 norms of the changes and, in a second line, those of the rows before them. Sums
+    run in lookup order; bits as `cpu.update.update`.
 
     hot: (h,) int32 all rows with more than 64 lookups (`kernels.planning.lookups.hot_rows`).
 
@@ -149,5 +154,5 @@ def update(
         hot_sums, corrections, slots if keys is None else keys, norms, scratch, num_rows, num_tiles, len(corrections),
         settings[steps.LR], settings[steps.EPS], settings[steps.BETA1], settings[steps.BETA2],
         KIND=kind, WIDTH=width, STATE=state.shape[1], BLOCK=tile.block, ROWS=tile.rows,
-        SCALED=len(scales) > 0, SUMMED=summed, STOCHASTIC=keys is not None, **tile.options,
+        SCALED=len(scales) > 0, SUMMED=summed, STOCHASTIC=keys is not None, LENGTHS=len(norms) > 1, **tile.options,
     )  # fmt: skip

@@ -2,19 +2,19 @@
 
 import {LINES, count, draw} from './lanes.js';
 
-const EVERY_MS = 30000;
+const EVERY_MS = 30000, FEW = 10;  // tables to show at first, the largest
 const STYLE = `
 :root{color-scheme:light;--paper:#fff;--ink:#1b1f24;--soft:#59636e;--line:#c9d0d8;--device:#0072b2;--host:#e3e7ec;
---file:#f1e4cf;--in:#00805e;--out:#c2410c;--waiting:#a8478a;--at_rest:#7a5c00;--saturated:#b00020;--live_keys:#2456a6}
+--file:#f1e4cf;--in:#00805e;--out:#c2410c;--saturated:#b00020;--live_keys:#2456a6}
 :root.dark{color-scheme:dark;--paper:#303030;--ink:#f0f0f0;--soft:#b4bcc6;--line:#59616b;--device:#56b4e9;--host:#42474e;
---file:#574a35;--in:#22c79b;--out:#ff9145;--waiting:#e08fc4;--at_rest:#f0d060;--saturated:#ff8a8a;--live_keys:#8ab4ff}
+--file:#574a35;--in:#22c79b;--out:#ff9145;--saturated:#ff8a8a;--live_keys:#8ab4ff}
 body{margin:0;padding:14px 20px;background:var(--paper);color:var(--ink);font:14px/1.45 Roboto,system-ui,sans-serif}
 header{display:flex;flex-wrap:wrap;gap:8px 22px;align-items:baseline}
 select{font:inherit;max-width:60vw;color:inherit;background:var(--paper)}
 ul{list-style:none;display:flex;flex-wrap:wrap;gap:2px 18px;padding:0;margin:10px 0;color:var(--soft)}
 li span{display:inline-block;width:14px;height:10px;margin-right:6px;border-radius:2px}
 .chart{max-width:1500px}
-svg{display:block;width:100%;height:auto}
+svg{display:block;width:100%}
 text{fill:var(--ink);font-size:12px}
 .soft,.tick{fill:var(--soft);font-size:11px}
 .tick{text-anchor:end;font-size:9px}
@@ -22,7 +22,7 @@ text{fill:var(--ink);font-size:12px}
 .host{fill:var(--host)} .file{fill:var(--file)} .device{fill:var(--device)}
 .in{fill:var(--in)} .out{fill:var(--out)}
 .line,.halo{fill:none;stroke-width:2.6;stroke-linejoin:round}
-.waiting{stroke:var(--waiting)} .at_rest{stroke:var(--at_rest)} .saturated{stroke:var(--saturated)} .live_keys{stroke:var(--live_keys)}
+.saturated{stroke:var(--saturated)} .live_keys{stroke:var(--live_keys)}
 .halo{stroke:var(--paper);stroke-width:4.6;stroke-opacity:.85}
 .mark{stroke:var(--line);stroke-width:.6} .cursor{stroke:var(--ink);stroke-dasharray:3 3}
 #tip{position:fixed;pointer-events:none;background:var(--paper);border:1px solid var(--line);border-radius:4px;
@@ -61,7 +61,8 @@ function build() {
   const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   svg.id = 'lanes';
   document.body.append(
-    make('header', {}, make('label', {}, 'run ', run), make('label', {}, 'height ', kind), make('span', {id: 'note'})),
+    make('header', {}, make('label', {}, 'run ', run), make('label', {}, 'height ', kind),
+      make('label', {id: 'more'}, make('input', {id: 'all', type: 'checkbox', onchange: paint}), ' all tables'), make('span', {id: 'note'})),
     make('ul', {}, ...entries), make('div', {className: 'chart'}, svg), make('div', {id: 'tip'}));
 }
 
@@ -133,7 +134,10 @@ function paint() {
   for (const [key] of LINES) {
     document.getElementById(`legend-${key}`).hidden = !shown.tables.some(table => table[key].some(rows => rows > 0));
   }
-  draw(svg, shown, Math.max(svg.parentElement.clientWidth, 420), document.getElementById('kind').value, showTip);
+  const single = shown.tables.filter(table => !table.is_whole).length, all = document.getElementById('all').checked;
+  document.getElementById('more').hidden = single <= FEW;
+  const tables = all ? shown.tables : shown.tables.slice(0, FEW + shown.tables.length - single);
+  draw(svg, shown, tables, Math.max(svg.parentElement.clientWidth, 420), document.getElementById('kind').value, showTip);
 }
 
 function showTip(table, place, event) {
@@ -149,7 +153,7 @@ function showTip(table, place, event) {
     `in ${shown.host === 'file' ? 'files' : 'host memory'}    ${elsewhere}`,
     `promoted per step    ${count(table.promoted[place])}    since step ${count(from)}`,
     `demoted per step    ${count(table.demoted[place])}`,
-    ...(table.watched[place] ? ['watched', 'waiting', 'at_rest', 'saturated'] : []).map(
+    ...(table.watched[place] ? ['watched', 'saturated'] : []).map(
       key => `${key.replace('_', ' ')}    ${count(table[key][place])}`),
     ...(table.live_keys[place] ? ['live_keys', 'admitted', 'expired', 'evicted'] : []).map(
       key => `${key.replace('_', ' ')}${key === 'live_keys' ? '' : ' per step'}    ${count(table[key][place])}` +

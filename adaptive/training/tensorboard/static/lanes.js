@@ -4,8 +4,8 @@ const SVG = 'http://www.w3.org/2000/svg';
 const NAME = 150, RIGHT = 14, AREA = 44, MOVES = 20, GAP = 14, TOP = 6, AXIS = 24;
 
 /** Lines in a lane: keys of a table that are also classes, and their names. */
-export const LINES = [['waiting', 'waiting: gradients accumulate'], ['at_rest', 'at rest: moved by less than 5%'],
-  ['saturated', 'saturated: updates are skipped'], ['live_keys', 'keys with a row']];
+export const LINES = [['saturated', 'saturated: updates move them by less than 5% of their length'],
+  ['live_keys', 'keys with a row']];
 
 export function element(name, attributes = {}, text = null) {
   const made = document.createElementNS(SVG, name);
@@ -28,16 +28,16 @@ export function count(number) {
   return number === null ? 'unknown' : number.toLocaleString('en', {maximumFractionDigits: number < 10 ? 1 : 0});
 }
 
-/** Draw all lanes into an SVG of the given width; showTip(table or null, place, event) is called as the pointer moves. */
-export function draw(svg, run, width, kind, showTip) {
+/** Draw the lanes of these tables into an SVG of the given width; showTip(table or null, place, event) is called as the pointer moves. */
+export function draw(svg, run, tables, width, kind, showTip) {
   svg.replaceChildren();
-  const height = TOP + run.tables.length * (AREA + MOVES + GAP) + AXIS;
+  const height = TOP + tables.length * (AREA + MOVES + GAP) + AXIS;
   svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
-  svg.setAttribute('height', height);
+  svg.style.height = `${height}px`;  // in CSS too, or many lanes are squeezed into one screen
   const steps = run.steps, last = steps.length - 1;
   const first = steps[0], span = Math.max(steps[last] - first, 1), room = width - NAME - RIGHT;
   const x = place => NAME + room * (last ? (steps[place] - first) / span : 0.5);
-  run.tables.forEach((table, number) => lane(svg, run, table, TOP + number * (AREA + MOVES + GAP), x, kind, width));
+  tables.forEach((table, number) => lane(svg, run, table, TOP + number * (AREA + MOVES + GAP), x, kind, width));
   axis(svg, steps, x, height - AXIS + 12);
   const cursor = element('line', {class: 'cursor', y1: 0, y2: height - AXIS, visibility: 'hidden'});
   svg.append(cursor);
@@ -45,12 +45,12 @@ export function draw(svg, run, width, kind, showTip) {
     const box = svg.getBoundingClientRect();
     const at = (event.clientX - box.left) * width / box.width, down = (event.clientY - box.top) * height / box.height;
     const number = Math.floor((down - TOP) / (AREA + MOVES + GAP));
-    if (at < NAME - 8 || !run.tables[number]) return svg.onpointerleave(event);
+    if (at < NAME - 8 || !tables[number]) return svg.onpointerleave(event);
     let place = 0;
     for (let other = 1; other <= last; other++) if (Math.abs(x(other) - at) < Math.abs(x(place) - at)) place = other;
     for (const end of ['x1', 'x2']) cursor.setAttribute(end, x(place));
     cursor.setAttribute('visibility', 'visible');
-    showTip(run.tables[number], place, event);
+    showTip(tables[number], place, event);
   };
   svg.onpointerleave = event => {
     cursor.setAttribute('visibility', 'hidden');
