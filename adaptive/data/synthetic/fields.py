@@ -119,6 +119,7 @@ def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
     """Return the `FIELD` records (F,) that the kernels read."""
     fields = np.zeros(config.tables, FIELD)
     fields["size"] = table_sizes(config.rows, config.tables)
+    fields["inverse"] = 1.0 / fields["size"]
     fields["common"] = config.correlation
     fields["single"] = math.sqrt(1.0 - config.correlation**2)
     fields["keep"] = math.cos(config.drift_angle)

@@ -182,7 +182,7 @@ def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64], num_dense
 
 
 DEFAULT_ROWS: Final[int] = DataOptions.model_fields["hash_rows"].default
-GENERATOR = 1  # increase it when the same settings give other samples
+GENERATOR = 2  # increase it when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
 CALIBRATION_SAMPLES = 200_000  # their Bayes AUC varies by 0.0005, that of a twentieth by 0.0022
 CALIBRATION_VALUES = 10_000_000  # maximum lookups and dense inputs in them, but at least a twentieth of the samples
@@ -219,6 +219,10 @@ class Synthetic(Dataset):
         self._threads = threads
         self.num_dense = self.config.num_dense
         self._fields = make_fields(self.config)
+        self._quantiles = np.empty(kernels.QUANTILES + 1)
+        self._curves = np.empty((len(self._fields), kernels.CELLS + 1))
+        kernels.fill_quantiles(self._quantiles)
+        kernels.fill_ranks(self._fields, self._curves)
         self._map: RowMap = Hashed(new_ids) if isinstance(new_ids, int) else Keyed(new_ids.capacity)
         self._changing = np.flatnonzero(self._fields["life"])
         sizes = [self._map.num_embeddings if field["life"] else int(field["size"]) for field in self._fields]
@@ -308,8 +312,8 @@ class Synthetic(Dataset):
         ids = np.empty((len(self._fields), stop - start, self.config.lookups), np.int64)
         kernels.draw_normals(self._latent_key, start, latent)
         if self.num_dense:
-            kernels.draw_dense(self._dense_keys, start, LATENT_CORRELATION, latent, dense)
-        kernels.draw_ids(self._fields, start, first_drifted, latent, ids)
+            kernels.draw_dense(self._dense_keys, self._quantiles, start, LATENT_CORRELATION, latent, dense)
+        kernels.draw_ids(self._fields, self._curves, self._quantiles, start, first_drifted, latent, ids)
         return ids, dense
 
     def _calibration_parts(self) -> NDArray[np.float64]:

@@ -30,22 +30,32 @@ def test_below_normal_is_the_distribution_function() -> None:
     np.testing.assert_allclose([kernels.below_normal(v) for v in x], ndtr(x), atol=2e-4)
 
 
+def test_quick_normal_interpolates_quantiles() -> None:
+    quantiles = np.empty(kernels.QUANTILES + 1)
+    kernels.fill_quantiles(quantiles)
+    share = np.linspace(0.001, 0.999, 997)
+    actual = [kernels.quick_normal(quantiles, np.uint64(int(p * 2**32)) << np.uint64(32)) for p in share]
+    np.testing.assert_allclose(actual, ndtri(share), atol=0.002)
+
+
 @pytest.mark.parametrize("bits", [4, 5, 10])
 def test_shuffled_is_a_permutation_of_the_period(bits: int) -> None:
     field = make_fields(SyntheticConfig(num_train=2**bits))[2]
     assert field["period"] == 2**bits
-    places = [kernels.shuffled(field, index) for index in range(2**bits)]
+    facts = (field["draw_key"], field["period"] - np.uint64(1), field["half"])
+    places = [kernels.shuffled(*facts, index) for index in range(2**bits)]
     assert sorted(places) == list(range(2**bits))
     assert places != sorted(places)
-    assert [kernels.shuffled(field, 2**bits + index) for index in range(2**bits)] == places
+    assert [kernels.shuffled(*facts, 2**bits + index) for index in range(2**bits)] == places
 
 
 @pytest.mark.parametrize("index", [0, 2, 8, 25])
 def test_ranks_follow_the_zipf_mandelbrot_law(index: int) -> None:
     """Continuous weights (rank + 1 + q)^-s, integrated from one rank to the next, are the shares of look-ups."""
-    field = make_fields(SyntheticConfig(correlation=0.0, singleton_share=0.0, default_share=0.0))[index]
-    latent, num = 0.0, 100_000
-    ranks = np.array([kernels.draw_rank(field, sample, latent, False) for sample in range(num)])
+    num, data = 100_000, Synthetic(SyntheticConfig(correlation=0.0, singleton_share=0.0, default_share=0.0))
+    field, size = data._fields[index], int(data._fields[index]["size"])
+    ids = data.samples(0, num)[0].ids[index * num : (index + 1) * num].astype(object)
+    ranks = ((ids - int(field["offset"])) * pow(int(field["stride"]), -1, size) % size).astype(np.int64)
     edges = np.unique(np.geomspace(1, int(field["popular"]) + 1, 12).astype(int)) - 1
     a = 1.0 / field["power"]
     cumulative = ((edges + field["shift"]) ** a - field["low"]) / field["span"]
@@ -60,16 +70,19 @@ def run_array_kernels(data: Synthetic, pick: Callable[[Any], Any]) -> list[NDArr
     latent, labels, parts = np.empty(num), np.empty(num, np.float32), np.zeros((4, num))
     dense = np.empty((num, data.num_dense), np.float32)
     ids = np.empty((len(fields), num, data.config.lookups), np.int64)
+    curves, quantiles = np.empty_like(data._curves), np.empty_like(data._quantiles)
+    pick(kernels.fill_quantiles)(quantiles)
+    pick(kernels.fill_ranks)(fields[:3], curves[:3])
     pick(kernels.draw_normals)(data._latent_key, start, latent)
     if data.num_dense:
-        pick(kernels.draw_dense)(data._dense_keys, start, 0.8, latent, dense)
-    pick(kernels.draw_ids)(fields, start, drifted, latent, ids)
+        pick(kernels.draw_dense)(data._dense_keys, data._quantiles, start, 0.8, latent, dense)
+    pick(kernels.draw_ids)(fields, data._curves, data._quantiles, start, drifted, latent, ids)
     pick(kernels.add_main)(fields, teacher.main, drifted, ids, parts[0])
     pick(kernels.add_pairs)(fields, teacher.pairs, drifted, ids, parts[1])
     pick(kernels.add_dense)(teacher.linear, teacher.curved, dense, parts[2])
     pick(kernels.add_products)(fields, teacher.products, drifted, ids, dense, parts[3])
     pick(kernels.draw_labels)(data._label_key, start, ndtr(latent), labels)
-    return [ids, labels, latent, dense, parts]
+    return [ids, labels, latent, dense, parts, curves[:3], quantiles]
 
 
 @pytest.mark.parametrize(
