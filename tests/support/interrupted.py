@@ -15,7 +15,6 @@ from torch import Tensor
 
 from adaptive.config import TrainConfig
 from adaptive.embeddings.planning import hot_set
-from adaptive.embeddings.planning.hot_set import AT_REST, JUDGED
 from adaptive.policies.rules import defer
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.durable import Disk
@@ -106,10 +105,6 @@ def numbers(out: Path, *, placement: bool = True) -> Numbers:
     """All that a finished run has trained and counted. `placement`: also that from which only placement follows."""
     saved, summary = load_checkpoint(out / "weights"), json.loads((out / "run.json").read_text())["summary"]
     found: Numbers = {f"rows {name}": value for name, value in saved.rows.items()}
-    for name in [name for name in saved.rows if name.endswith(".watched.sample")]:
-        # Movement that no rule needs is for reports, which take what was measured when a look-ahead ended.
-        counted = f"rows {name.removesuffix('sample')}counted"
-        found[counted] = found[counted] & ~np.uint8(JUDGED | AT_REST)
     found |= {f"dense {name}": value.numpy() for name, value in saved.dense.items()}
     found |= {f"optimizer {name}": value for name, value in saved.optimizer.items()}
     found |= {f"run {name}": value for name, value in saved.run.items()}
