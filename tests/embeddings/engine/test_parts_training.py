@@ -176,7 +176,7 @@ def test_the_numbers_of_a_policy_are_in_every_record(tmp_path: Path) -> None:
     assert records[-1].policy["seen_inputs"] == 20 * 32 - 32 and records[-1].policy["popular_rows"] > 0
     numbers = summary["policy_numbers"]
     assert {name: numbers[name] for name in names} == {name: records[-1].policy[name] for name in names}
-    assert 0 < numbers["in_parts_share"] <= 1 and "policy reports: popular_rows" in summary["table"]
+    assert 0 < numbers["in_parts_share"] <= 1 and "policy reports: popular_rows" in summary["details"]
 
 
 class Misnamed(LRU):

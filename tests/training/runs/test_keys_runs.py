@@ -34,9 +34,9 @@ def test_runs_agree_for_every_depth_size_and_policy(tmp_path: Path) -> None:
     first = train_run(config(tmp_path, "first", depth=0))
     expected, sizes = digest(tmp_path / "first")
     assert 15 <= sizes["item"] <= 20 and 0 < sizes["user"] <= 60
-    assert first["index_load"] == first["live_keys"] / 1640 and "4.3% of its places" in first["table"]
+    assert first["index_load"] == first["live_keys"] / 1640 and "4.3% of its places" in first["details"]
     assert first["live_keys"] == sum(sizes.values()) and first["expired_keys"] > 0 < first["evicted_keys"]
-    assert 0 < (first["unadmitted_lookup_share"] or 0) < 1 and "live keys" in first["table"]
+    assert 0 < (first["unadmitted_lookup_share"] or 0) < 1 and "live keys" in first["details"]
     for number, changed in enumerate(
         [
             {"depth": 1, "tier": {"device_rows": "100%", "device": "cpu", "plan_threads": 2}},
