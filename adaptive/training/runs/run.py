@@ -209,8 +209,9 @@ class Run:
         except RanksError as error:
             raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
         self._print(constant_label_text(self.recorder.log_loss))
-        summary: RunSummary = {**self._summary(evaluation), "compile_s": compile_s}
+        summary = self._summary(evaluation)
         self.directory.finish(cast(dict[str, object], summary))
+        summary["compile_s"] = compile_s  # no fact about the run
         totals, run = self.recorder.totals, shlex.quote(str(path))
         rows, misses = sum(self._table_rows.values()), self.components.embeddings.policy.misses
         text = short_text(summary, totals, rows=rows, misses=misses, run=run)
