@@ -37,7 +37,7 @@ def test_mistakes_are_reported(cli: Cli, trainer: Any, mistake: str) -> None:
 
 
 def test_an_unknown_command_is_reported(cli: Cli) -> None:
-    for name, meant in (("train", "run"), ("rum", "run"), ("repotr", "report"), ("polices", "policies")):
+    for name, meant in (("train", "run"), ("rum", "run"), ("exprot", "export"), ("polices", "policies")):
         result = cli(name, "--steps", "3")
         assert (result.code, result.out) == (2, "")
         assert result.err == f"adaptive-train: error: expected a command, got '{name}'. Did you mean {meant}?\n"
