@@ -39,6 +39,7 @@ def assert_whole(bag: TieredEmbeddingBag, before: np.ndarray[Any, Any]) -> None:
     assert np.abs(moved - np.rint(moved)).max() < 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:batch .* the loop ended after backward")
 @pytest.mark.parametrize("plan_threads", [0, 1])
 @pytest.mark.parametrize("depth", [0, 2])
 def test_ctrl_c_does_not_come_between_books_and_rows(
