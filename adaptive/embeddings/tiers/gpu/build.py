@@ -119,7 +119,7 @@ def launch_once(kernels: RowKernels, device: torch.device, group: Group, optimiz
     settings = [float(value) for value in optimizer.settings()]
     corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty((1, 1), device=device)
     row_keys = slot if group.has_keys else None
-    kernels.initial_rows(weights, state, slot, slot, segments, slot, none, 0.0, row_keys=row_keys)
+    kernels.initial_rows(weights, state, slot, slot, segments, slot, norms[0], 0.0, row_keys=row_keys)
     kernels.copy_rows(weights, state, slot, weights.clone(), state.clone(), slot)
     kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
     kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)
