@@ -28,7 +28,7 @@ STAGES = {
     "serving": ("adaptive.embeddings.exchange.requests", "RequestMerger.merge"),
     "forward": ("adaptive.training.trainer", "vectors_of"),
     "backward": ("adaptive.embeddings.dense_step", "RankDenseStep.take_gradients"),
-    "update": ("adaptive.training.trainer", "update"),
+    "update": ("adaptive.embeddings.dense_step", "RankDenseStep.combine"),
     "saving": ("adaptive.storage.shards", "write_part"),
     "writing": ("adaptive.training.runs.distributed", "CheckpointsOfRanks._save"),
     "creating": ("adaptive.storage.durable", "Disk.create"),
@@ -52,7 +52,7 @@ def happen(how: str, arguments: tuple[Any, ...]) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
         case ["drift"]:
             with torch.no_grad():
-                arguments[0].param_groups[0]["params"][0].add_(1.0)
+                arguments[0]._weights[0].add_(1.0)
         case ["out", "of", "step"]:
             arguments[0]._ranks.rows.exchange(Kind.GRADIENTS, 77)
         case ["code", code]:
