@@ -18,6 +18,7 @@ HOLDS = {
     "hotline": ["the larger the logger", "AUC is DLRM's"],
     "scratchpipe": ["knowing the next", "and no more than", "batches share rows", "no row is out of date"],
     "slipstream": [],
+    "slipstream_rule": [],
     "zion": ["samples per second of M3 on", "samples per second of M3 in", "larger batches:",
              "wider MLPs", "larger batches learn"],
 }  # fmt: skip
@@ -33,7 +34,8 @@ def test_a_paper_is_repeated_in_little_time(name: str, tmp_path: Path) -> None:
     words = [sys.executable, str(PAPERS / f"{name}.py"), "--quick"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "paper says" in done.stdout and "not here: " in done.stdout and not list(tmp_path.iterdir())
+    assert "paper says" in done.stdout and not list(tmp_path.iterdir())
+    assert ("not here: " in done.stdout) == (name != "slipstream_rule")  # its own loop, without a table of claims
     for beginning in HOLDS[name]:
         (line,) = re.findall(rf"^{re.escape(beginning)}.*$", done.stdout, re.M)
         assert line.endswith("  yes"), done.stdout

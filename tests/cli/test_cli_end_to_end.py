@@ -37,7 +37,8 @@ def test_run_then_eval_then_repeat(cli: Cli) -> None:
 def test_result_for_people(cli: Cli) -> None:
     result = cli("run", *SMALL, "--steps", "2", "--out", "first")
     assert result.code == 0, result.err
-    assert "policy lru: 2 steps" in result.out and "run directory: first" in result.out
+    assert result.out.startswith("lru: 2,000 samples read in ") and "policy lru: 2 steps" not in result.out
+    assert "\nfirst\nmore: adaptive-train run ... --verbose" in result.out
     assert "step 2/2" in result.err
 
 

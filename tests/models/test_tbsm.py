@@ -114,7 +114,7 @@ def test_wrong_settings_of_the_model_are_refused(settings: dict[str, Any], messa
 
 
 def test_samples_must_be_sequences() -> None:
-    with pytest.raises(ValueError, match=r"expected samples that are sequences.*--data sequences, taobao:PATH"):
+    with pytest.raises(ValueError, match=r"expected samples that are sequences.*--data sequences or taobao:PATH"):
         TBSM(TBSMConfig(), num_dense=13, num_features=26, steps=1)
 
 

@@ -176,7 +176,9 @@ def test_wrong_logs_and_settings_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, "")
     with pytest.raises(ConfigError, match=r"data taobao: expected no data\.schema_path, got a value: the format"):
         opened(tmp_path, SMALL, schema_path=tmp_path / "a.toml")
-    with pytest.raises(ConfigError, match=r"time_split: expected a number, as in the data, got '2017-12-01'"):
+    with pytest.raises(
+        ConfigError, match=r"data\.time_split: expected a number in the unit of the time column, got '2017-12-01'"
+    ):
         opened(tmp_path, SMALL, time_split="2017-12-01")
 
 

@@ -123,7 +123,5 @@ def test_studies_count_each_key_as_a_row(tmp_path: Path, capsys: pytest.CaptureF
         data = ["--data", f"csv:{tmp_path / 'day0.csv'}", "--schema", str(tmp_path / schema), "--json"]
         assert exit_code("simulate", *data, "--policies", "lru,lfu", "--batch-size", "32", "--device-rows", "90%") == 0
         simulated = json.loads(capsys.readouterr().out)["runs"]
-        assert exit_code("profile", *data, "--sections", "data", "--memory", "1KiB") == 0
-        profiled = json.loads(capsys.readouterr().out)["data"]
-        results.append([profiled["tables"], [(run["policy"], run["row_hit_rate"]) for run in simulated]])
+        results.append([(run["policy"], run["row_hit_rate"]) for run in simulated])
     assert results[0] == results[1]
