@@ -65,13 +65,10 @@ class Regrouping(LRU):
 
 
 class DropsOdd(SkipRule):
-    """Every other sample is left out; nothing is asked about rows."""
+    """Every other sample is left out."""
 
     drops_inputs = True
     most = 1
-
-    def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        raise AssertionError("not asked")
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for batch in batches:

@@ -78,8 +78,8 @@ def test_built_ins_are_found_by_name() -> None:
 
 
 def test_names_may_have_parameters_and_a_skip_rule() -> None:
-    policy = make_policy("lfu+half_life=9+skip=defer+every=8")
-    assert isinstance(policy, LFU) and isinstance(policy.rule, Defer) and policy.rule.every == 8
+    policy = make_policy("lfu+half_life=9+skip=defer+at_most=7")
+    assert isinstance(policy, LFU) and isinstance(policy.rule, Defer) and policy.rule.most == 7
     assert make_policy("lru+skip=off").rule is None
     tables, tier = [TableConfig(name="t", num_embeddings=8, embedding_dim=4)], TierConfig(device="cpu")
     for name, skip, is_skipped in (

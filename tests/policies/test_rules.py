@@ -1,5 +1,6 @@
 """Skip rules beside any policy: what they answer, that placement changes nothing, how they are found and refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,7 @@ def test_the_contract_finds_what_is_wrong() -> None:
 
 
 def test_a_comparison_takes_a_rule_beside_a_policy() -> None:
-    def load(label: str, spec: str, options: Any, sets: Any) -> TrainConfig:
+    def load(spec: str, sets: Sequence[str]) -> TrainConfig:
         return load_settings(sets=[f"policy={spec}", *sets])[0]
 
     with_rule, without, own = contenders("lfu+skip=defer+at_most=7,lfu,slipstream+skip=off", [], load)

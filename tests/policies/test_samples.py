@@ -1,4 +1,4 @@
-"""Sums over samples' lookups, refilled batches and values by row."""
+"""Counts of samples' lookups, refilled batches and values by row."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adaptive.batch import Batch, Origin
 from adaptive.policies.random_drop import Drop
-from adaptive.policies.samples import ByRow, KeptInputs, PeekableBatches, Refill, Spool, count_lookups, greatest
+from adaptive.policies.samples import ByRow, KeptInputs, PeekableBatches, Refill, Spool, count_lookups
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
@@ -27,15 +27,6 @@ def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0)
 
 def labels(batches: Sequence[Batch]) -> list[list[int]]:
     return [batch.labels.astype(int).tolist() for batch in batches]
-
-
-def test_the_greatest_of_a_samples_look_ups() -> None:
-    batch = Batch(
-        np.zeros((3, 0), np.float32), np.array([7, 8, 9, 7]), np.array([0, 1, 3, 3, 4, 4, 4]), np.zeros(3, np.float32)
-    )
-    assert greatest(batch, np.array([5, 1, 2, 3])).tolist() == [5, 2, 0]
-    even = Batch(np.zeros((2, 0), np.float32), np.array([1, 2, 3, 4]), np.arange(5), np.zeros(2, np.float32))
-    assert greatest(even, np.array([5, -1, 2, -3])).tolist() == [5, 0]
 
 
 @given(st.integers(0, 20), st.integers(1, 4), st.booleans(), st.integers(0, 1000))

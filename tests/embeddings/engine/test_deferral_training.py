@@ -24,7 +24,7 @@ from adaptive import (
     one_hot_batch,
 )
 
-SKIP = SkipConfig(min_accesses=4, hot_rows="50%")
+SKIP = SkipConfig(interval=4, min_accesses=4, hot_rows="50%")
 NUM_ROWS, SAMPLES, BATCHES = 200, 16, 40
 TABLE = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
 

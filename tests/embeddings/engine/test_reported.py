@@ -20,6 +20,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "predicted, behind a window": ("scratchpipe", {"window": 3}, "predicted+warmup=8"),
     "hotline": ("hotline", {"learn": 4}, None),
 }
+WATCHING = ("defer", "skips")  # cases whose rule watches rows, so that sizes have the delay of feedback
 
 
 def told(name: str, depth: int) -> list[Any]:
@@ -40,7 +41,8 @@ def told(name: str, depth: int) -> list[Any]:
         if planned.number:
             one = embeddings.statistics.take()
             rows = (*one.watched_rows, *one.saturated_rows)
-            sizes = (one.update_norm_counts.tolist(), one.update_norm_sum) if skip else ()  # else depth is their delay
+            norms = one.update_norm_counts.tolist(), one.update_norm_sum
+            sizes = norms if name in WATCHING else ()  # else depth is their delay
             found.append((*map(int, rows), dict(one.policy), *sizes))
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()

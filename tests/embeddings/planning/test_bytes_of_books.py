@@ -56,9 +56,9 @@ def test_a_slot_has_at_most_24_bytes_of_books() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 5, 1000, 4096, 5000])
 def test_the_hot_set_counts_all_its_bytes(capacity: int) -> None:
-    """32 bytes an entry, and 4 a row of the group."""
+    """16 bytes an entry, and 4 a row of the group."""
     hot = HotSet(capacity, SkipConfig(min_accesses=1), 8192)  # whole pages
-    assert array_bytes(hot) == hot.num_bytes == capacity * 32 + 8192 * 4
+    assert array_bytes(hot) == hot.num_bytes == capacity * 16 + 8192 * 4
 
 
 def test_the_report_of_memory_is_what_the_arrays_take() -> None:

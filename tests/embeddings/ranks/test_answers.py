@@ -128,7 +128,7 @@ def test_rows_loaded_between_two_loops_are_sent_again() -> None:
 
     def work(ranks: Ranks) -> tuple[list[np.ndarray], RankTraffic]:
         embeddings = TieredEmbeddingBag(
-            tables, policy=POLICIES["all updates"](), optimizer=SGD(lr=0.1), skip=WATCHED, ranks=ranks
+            tables, policy=POLICIES["skip all"](), optimizer=SGD(lr=0.1), skip=WATCHED, ranks=ranks
         )
         seen = []
         for value in (1.0, 2.0):
@@ -190,7 +190,7 @@ def test_bytes_of_gradients_fall_by_the_share_that_is_left_out() -> None:
 
     def work(ranks: Ranks) -> tuple[RankTraffic, np.ndarray]:
         embeddings = TieredEmbeddingBag(
-            tables, policy=POLICIES["all updates"](), optimizer=SGD(lr=0.1), skip=WATCHED, ranks=ranks
+            tables, policy=POLICIES["skip all"](), optimizer=SGD(lr=0.1), skip=WATCHED, ranks=ranks
         )
         step_all(embeddings, [Batch.of(t=one[ranks.rank], labels=np.zeros(64)) for one in ids], depth=4)
         return ranks.traffic(), embeddings.statistics.counts()

@@ -168,7 +168,7 @@ def test_slots_and_sums_exist_before_another_stream_uses_them() -> None:
         embeddings = Case(way="direct", device_rows="60%").build()
         assert not simulation.copying._queue and not simulation.compute._queue
         for lane in embeddings.runtime.pipeline.lanes:
-            for change in (lambda d: d.resize(3), lambda d: d.watch(5, snapshots=5, sums=True)):
+            for change in (lambda d: d.resize(3), lambda d: d.watch(5)):
                 before = simulation.settled
                 change(lane.device)
                 assert simulation.settled > before and not simulation.compute._queue
