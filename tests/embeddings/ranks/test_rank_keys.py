@@ -21,6 +21,7 @@ from support.thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.planning.hot_set import COLUMNS
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -116,7 +117,7 @@ def assert_equal(results: Sequence[Trained], expected: Trained) -> None:
                 assert np.array_equal(array, other, equal_nan=True), name
 
 
-WATCHED = ("row", "visits", "waiting", "saturated", "drift", "counted", "epoch")
+WATCHED = COLUMNS
 
 
 def assert_equal_on(sizes: Sequence[int], blocks: int, case: Case) -> Trained:

@@ -133,7 +133,7 @@ def test_what_waits_is_saved_with_its_rows(tmp_path: Path) -> None:
     expected = on_ranks(3, trained_and_saved(tmp_path, skips=True), blocks=3, gradients="sum")[0]
     results = load_checkpoint(tmp_path / "checkpoint-1").rows
     for prefix in ("rows0.watched.", "rows1.watched."):
-        assert len(expected[prefix + "summed"]) > 2
+        assert len(expected[prefix + "summed"]) > 1
         assert np.array_equal(results[prefix + "summed"], expected[prefix + "summed"])
         assert np.array_equal(results[prefix + "sums"], expected[prefix + "sums"])
 
