@@ -40,15 +40,13 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("hybrid", {}),
     "static": ("static", {}),
     "scratchpipe": ("scratchpipe", {"window": 3}),
-    "sieve": (SIEVE, {}),
-    "s3fifo": (S3FIFO, {}),
     "hotline": ("hotline", {"learn": 4}),
     "slipstream": ("slipstream", {}),
     "random_drop": ("random_drop", {"share": 0.2}),
     "fae": ("fae", {"block": 4, "held_back": 8}),
     **dict.fromkeys(RULES, ("lfu", {})),
 }
-ALIKE = ("lru", "hybrid", "static", "scratchpipe", "sieve", "s3fifo", "hotline")
+ALIKE = ("lru", "hybrid", "static", "scratchpipe", "hotline")
 """What these train does not depend on where a look-ahead ends."""
 
 
