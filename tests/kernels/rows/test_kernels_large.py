@@ -53,7 +53,7 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         update.update(
             places, np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), values[:1],
             device, none, host, none, optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS,
-            np.empty(1, np.float32), np.empty((1, DIM), np.float32),
+            np.empty((1, 1), np.float32), np.empty((1, DIM), np.float32),
         )  # fmt: skip
         np.testing.assert_array_equal(huge[LAST], values[1] - np.float32(0.5) * values[0])
 
@@ -98,7 +98,7 @@ def test_sums_and_squares_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(squares[LAST], 9)
     apply_sums(
         0, 1, 0, np.zeros(1, np.int64), entry, huge, squares, weights, state,
-        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, np.empty(1, np.float32),
+        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, np.empty((1, 1), np.float32),
     )  # fmt: skip
     np.testing.assert_array_equal(weights, -2)
 
