@@ -124,7 +124,7 @@ def _folder(place: Path) -> Path:
     from adaptive.storage.run_directory import RECORD, read_record
     from adaptive.training.runs.run_record import config_of
 
-    if (place / FOLDER).is_dir():
+    if (place / FOLDER / f"{FOLDER}.json").exists():
         return place / FOLDER
     if (place / f"{FOLDER}.json").exists():
         return place

@@ -103,7 +103,7 @@ def dense_facts(run: LoadedRun) -> list[DenseFacts]:
             if _matches(name, group["columns"]):
                 kind, transform = str(group["kind"]), str(group["transform"])
                 break
-        return DenseFacts(name, kind, transform, _nulls(data))
+        return DenseFacts(name, kind, transform, _nulls(data), *(data.get("scales") or {}).get(name, ()))
 
     return list(map(facts, names))
 
@@ -241,7 +241,8 @@ def _feature(feature: FeatureFacts, facts: ExportFacts) -> str:
 
 
 def _transform(dense: DenseFacts) -> str:
-    return " as log(1 + max(x, 0))" if dense.transform == "log" else ""
+    standard = f" as (x - {dense.mean:.6g}) / {dense.deviation:.6g}"
+    return {"log": " as log(1 + max(x, 0))", "standard": standard}.get(dense.transform, "")
 
 
 def _example(facts: ExportFacts) -> str:

@@ -77,12 +77,20 @@ class FeatureFacts:
 
 @dataclass(frozen=True)
 class DenseFacts:
-    """A dense input: `kind` "int" or "float", `transform` "none" or "log", `null` texts of missing values (0)."""
+    """A dense input.
+
+    Attributes:
+        kind: "int" or "float".
+        transform: "none", "log" (log(1 + max(x, 0))) or "standard" ((x - mean) / deviation, of x in float32).
+        null: texts of missing values, which become 0.
+    """
 
     name: str
     kind: str
     transform: str
     null: Sequence[str]
+    mean: float = 0.0
+    deviation: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,8 @@ def dense_input(sample: Sample, facts: DenseFacts) -> float:
     if not abs(number) <= LARGEST:  # also true for NaN
         expected = "a whole number" if facts.kind == "int" else "a number"
         raise ValueError(f"{facts.name}: expected {expected}, got {repr(value)[:80]}")
+    if facts.transform == "standard":
+        return (float(np.float32(number)) - facts.mean) / facts.deviation
     return math.log1p(max(number, 0.0)) if facts.transform == "log" else number
 
 

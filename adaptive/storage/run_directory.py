@@ -30,14 +30,14 @@ WEIGHTS: Final = "weights"
 
 # Names that a run may write; `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
-    r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
+    r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|scales\.json|\d+\.npy))(\.tmp-\d+)?"
     r"|(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run|shard-\d+)-\d+\.npy)"
     r"|tensorboard/events\.out\.tfevents\.[^/]*"
 )
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d+)")
 _BEST: Final = re.compile(r"best-(\d+)")
 _LITTER: Final = re.compile(
-    r"(run\.json|metrics\.jsonl|rejects\.jsonl|weights|checkpoint-\d+|best-\d+|vocabulary\.json|\d+\.npy)\.tmp-\d+"
+    r"(run\.json|metrics\.jsonl|rejects\.jsonl|weights|checkpoint-\d+|best-\d+|vocabulary\.json|scales\.json|\d+\.npy)\.tmp-\d+"
 )
 _FILES: Final = re.compile(r"run\.json|metrics\.jsonl|rejects\.jsonl|lock")
 _FOLDERS: Final = re.compile(r"(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?|tensorboard|vocabulary")

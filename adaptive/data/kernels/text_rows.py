@@ -139,8 +139,12 @@ def gather_bags(bag_keys: Ids, bag_ends: Ids, num_rows: int, slot: int, keys: Id
 
 
 @kernel()
-def finish_dense(dense: NDArray[np.float32], is_log: Flags) -> None:
-    """Finish dense inputs (R, D) in place: 0 for NaN, log(1 + max(x, 0)) if `is_log`."""
+def finish_dense(dense: NDArray[np.float32], is_log: Flags, scales: NDArray[np.float64]) -> None:
+    """Finish dense inputs (R, D) in place: 0 for NaN, log(1 + max(x, 0)) if `is_log`, else (x - mean) / deviation.
+
+    Args:
+        scales: (D, 2) mean and deviation; 0 and 1 leave a column as it is.
+    """
     for row in range(len(dense)):
         for column in range(dense.shape[1]):
             value = dense[row, column]
@@ -150,6 +154,8 @@ def finish_dense(dense: NDArray[np.float32], is_log: Flags) -> None:
                 positive = max(value, np.float32(0.0))
                 whole = np.int64(min(positive, np.float32(1023.0)))
                 dense[row, column] = _LOGS[whole] if whole == positive else np.log1p(np.float64(positive))
+            elif scales[column, 0] != 0.0 or scales[column, 1] != 1.0:
+                dense[row, column] = (np.float64(value) - scales[column, 0]) / scales[column, 1]
 
 
 @kernel()

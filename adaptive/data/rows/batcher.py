@@ -123,6 +123,7 @@ class Batcher:
     Args:
         files: names for `Origin`.
         is_log: (D,) dense columns, including the weight of samples, to scale by log(1 + max(x, 0)).
+        scales: (D, 2) mean and deviation of the others, by which they are standardized.
         has_times: pass times on as `Batch.extras["timestamp"]`, in seconds.
         weight: the dense column to pass on as `Batch.extras["weight"]`.
     """
@@ -132,6 +133,7 @@ class Batcher:
         files: tuple[str, ...],
         features: tuple[FeatureSource, ...],
         is_log: Flags,
+        scales: NDArray[np.float64],
         *,
         has_times: bool = False,
         weight: int | None = None,
@@ -139,7 +141,8 @@ class Batcher:
         self._has_times, self._weight = has_times, weight
         self._files = files
         self._features = features
-        self._is_log = is_log
+        inputs = np.arange(len(is_log)) != (-1 if weight is None else weight)
+        self._is_log, self._scales = is_log[inputs], scales[inputs]
         self._has_bags = any(feature.is_bag for feature in features)
         self.out_of_range: Counter[str] = Counter()
         self.truncated: Counter[str] = Counter()
@@ -155,11 +158,11 @@ class Batcher:
         n, columns = block.num_rows, block.columns
         origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
         extras: dict[str, NDArray[Any]] = {"timestamp": columns.times[:n].copy()} if self._has_times else {}
-        labels, dense, is_log = columns.labels[:n], columns.dense[:n], self._is_log
+        labels, dense = columns.labels[:n], columns.dense[:n]
         if self._weight is not None:
             extras["weight"] = _checked_weights(dense[:, self._weight], origin)
-            dense, is_log = np.delete(dense, self._weight, axis=1), np.delete(is_log, self._weight)
-        kernels.finish_dense(dense, is_log)
+            dense = np.delete(dense, self._weight, axis=1)
+        kernels.finish_dense(dense, self._is_log, self._scales)
         if self._has_bags:
             ids, offsets = self._bags(block, origin)
             whole = Batch(

@@ -1,14 +1,14 @@
 """`RowDataset`: batches of rows of any file format, and `open_rows`, which opens it."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import KeyRules
@@ -25,6 +25,7 @@ from adaptive.data.rows.batcher import (
     RowMap,
     bag_column,
 )
+from adaptive.data.rows.dense_scales import scales_of
 from adaptive.data.rows.row_source import Block, RawValues, RowSource
 from adaptive.data.rows.split import (
     Split,
@@ -51,6 +52,9 @@ from adaptive.data.sampling import block_rows, in_blocks, without_negatives
 from adaptive.errors import ConfigError, InputError
 from adaptive.storage.durable import write_failed
 
+logger = logging.getLogger("adaptive.data")
+
+_LARGE = 100.0  # root mean square from which an input costs AUC: 0.003 at 100, 0.01 at 1,000, all of it at 10,000
 _COUNTED_BYTES = 1 << 26  # on disk; rows of files up to this size are counted on request
 
 
@@ -90,7 +94,7 @@ class RowPlan:
     """The facts about data that a format provides.
 
     Attributes:
-        is_log: (D,) dense columns, including the weight of samples, to scale by log(1 + max(x, 0)).
+        transforms: (D,) "none", "log" or "standard" of each dense column, including the weight of samples.
         time_cut: see `split_time`.
         identity: facts that identify the data, in addition to files and options.
         widths, row_dtypes: see `Dataset`.
@@ -99,7 +103,7 @@ class RowPlan:
     """
 
     features: tuple[FeaturePlan, ...]
-    is_log: NDArray[np.bool_]
+    transforms: tuple[str, ...]
     time_cut: float | None
     identity: Mapping[str, object]
     widths: Mapping[str, int] = field(default_factory=dict)
@@ -145,11 +149,12 @@ class RowDataset(Dataset):
         parts: Splits,
         options: DataOptions,
         identity: dict[str, object],
+        scales: Mapping[str, tuple[float, float]],
     ) -> None:
         self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in features)
         self.tables = tuple(feature.table for feature in features)
         self.dense_names = source.formats[0].dense_names
-        self.num_dense = len(plan.is_log) - (plan.weight is not None)
+        self.num_dense = len(plan.transforms) - (plan.weight is not None)
         self.widths, self.row_dtypes = dict(plan.widths), dict(plan.row_dtypes)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
@@ -161,10 +166,16 @@ class RowDataset(Dataset):
         self._batcher = Batcher(
             source.names(),
             tuple(features),
-            plan.is_log,
+            np.array([transform == "log" for transform in plan.transforms], np.bool_),
+            np.array([scales.get(name, (0.0, 1.0)) for name in _dense_columns(source)]).reshape(-1, 2),
             has_times=by_time,
             weight=plan.weight,
         )
+        self._unscaled = [
+            name
+            for name, transform in zip(_dense_columns(source), plan.transforms, strict=True)
+            if transform == "none" and name in self.dense_names
+        ]
         self._num_train = parts.num_train
         self._part_read: PartRead | None = None
 
@@ -187,7 +198,7 @@ class RowDataset(Dataset):
         if options.drop_negatives:
             read = without_negatives(read, options.drop_negatives, options.seed)
         batches = in_blocks(read, batch_size, shuffle_buffer=options.shuffle_buffer, seed=options.seed, epoch=epoch)
-        return self._required(batches, "to train on", range(len(self._source.pieces)))
+        return self._noting_large(self._required(batches, "to train on", range(len(self._source.pieces))))
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Return batches of the evaluation part in file order; labels are NaN if a file has none."""
@@ -195,6 +206,21 @@ class RowDataset(Dataset):
         if part is None:
             return iter(())
         return self._required(self._in_order(part, batch_size), "to evaluate on", part.files)
+
+    def _noting_large(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches; log one warning if dense inputs of the first one are large as they are."""
+        for batch in batches:
+            if self._unscaled:
+                sizes = np.sqrt(np.square(batch.dense, dtype=np.float64).mean(axis=0))
+                size_of = dict(zip(self.dense_names, sizes.tolist(), strict=True))
+                if large := [f"{name} ({size_of[name]:.2g})" for name in self._unscaled if size_of[name] >= _LARGE]:
+                    logger.warning(
+                        "expected dense inputs of size 1 or so, got %s, which train badly. Set transform = 'standard' "
+                        "or 'log' for them in the schema",
+                        ", ".join(large[:5]) + (" ..." if len(large) > 5 else ""),
+                    )
+                self._unscaled = []
+            yield batch
 
     def _required(self, batches: Iterator[Batch], purpose: str, pieces: Sequence[int]) -> Iterator[Batch]:
         names = ", ".join(self._source.names()[piece] for piece in pieces)
@@ -251,7 +277,8 @@ class RowDataset(Dataset):
 def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: Path | None) -> RowDataset:
     """Return the data set of an opened source.
 
-    Reads all training files once if a vocabulary must be fitted, or rows counted for `data.holdout`.
+    Reads all training files once if a vocabulary must be fitted, or rows counted for `data.holdout`, and their first
+    rows to scale dense inputs.
     """
     source, train, _ = opened
     rules = _table_rules(plan.features)
@@ -270,12 +297,17 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
         if options.vocabulary_from is not None:
             vocabularies = _extend_stored(vocabularies, options.vocabulary_from)
         if folder is not None:
-            try:
+            with _reporting_writes(folder):
                 save_vocabularies(folder, vocabularies)
-            except OSError as error:
-                raise write_failed(folder, error) from error
     elif options.holdout is not None:
         counted = survey(source, train)
+    slots = {
+        name: slot
+        for slot, (name, transform) in enumerate(zip(_dense_columns(source), plan.transforms, strict=True))
+        if transform == "standard"
+    }
+    with _reporting_writes(folder):
+        scales = scales_of(source, train, slots, folder=folder, earlier=options.vocabulary_from)
     maps = {table: _row_map(table, rule, vocabularies, options) for table, rule in rules.items()}
     checksums = {table: vocabulary.checksum() for table, vocabulary in vocabularies.items()}
     return RowDataset(
@@ -289,8 +321,24 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
         plan,
         parts=_parts(opened, counted, plan.time_cut, options),
         options=options,
-        identity={**plan.identity, **options.identity(), "vocabularies": checksums},
+        identity={**plan.identity, **options.identity(), "vocabularies": checksums}
+        | ({"scales": {name: list(scale) for name, scale in scales.items()}} if scales else {}),
+        scales=scales,
     )
+
+
+def _dense_columns(source: RowSource) -> list[str]:
+    """Return the names of the dense columns of blocks, including the weight of samples."""
+    return [column.name for column in source.formats[0].columns if column.sort == "dense"]
+
+
+@contextmanager
+def _reporting_writes(folder: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        assert folder is not None
+        raise write_failed(folder, error) from error
 
 
 def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:

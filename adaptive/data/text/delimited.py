@@ -94,9 +94,10 @@ def describe(
         for group, name in grouped
     )
     _check_sequences(features)
-    is_log = np.zeros(form.count("dense"), np.bool_)
+    transforms = ["none"] * form.count("dense")
     for dense in schema.dense:
-        is_log[[form.slot(name) for name in _matching(dense.columns, names)]] = dense.transform == "log"
+        for name in _matching(dense.columns, names):
+            transforms[form.slot(name)] = dense.transform
     identity = {
         "format": "delimited",
         "schema": _identity(schema),
@@ -106,7 +107,7 @@ def describe(
     widths = _by_table(grouped, options, "width", lambda group: group.width)
     dtypes: Mapping[str, str] = _by_table(grouped, options, "dtype", lambda group: group.dtype)
     slot = None if schema.weight is None else form.slot(schema.weight.column)
-    return form, RowPlan(features, is_log, cut, identity, widths, schema.time is not None, dtypes, slot)
+    return form, RowPlan(features, tuple(transforms), cut, identity, widths, schema.time is not None, dtypes, slot)
 
 
 def _identity(schema: DelimitedSchema) -> dict[str, object]:
@@ -366,4 +367,4 @@ def open_criteo(paths: str, options: DataOptions, run_dir: Path | None) -> RowDa
     opened, rule = open_text_files(paths, options, run_dir, format_of=format_of), RowRule.of(options)
     features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "hex") for i in range(NUM_CATEGORIES))
     identity: dict[str, object] = {"format": "criteo", "rows": rule.kind, "rows_setting": rule.size}
-    return open_rows(opened, RowPlan(features, np.ones(NUM_DENSE, np.bool_), None, identity), options, run_dir=run_dir)
+    return open_rows(opened, RowPlan(features, ("log",) * NUM_DENSE, None, identity), options, run_dir=run_dir)

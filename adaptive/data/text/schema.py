@@ -55,7 +55,9 @@ class Dense(Config):
 
     columns: Names = Field(description="names, or patterns with * and ?")
     kind: Literal["int", "float"] = "float"
-    transform: Literal["none", "log"] = Field(default="none", description="log: log(1 + max(x, 0))")
+    transform: Literal["none", "log", "standard"] = Field(
+        default="none", description="log: log(1 + max(x, 0)); standard: (x - mean) / deviation of the first rows"
+    )
 
 
 class Categorical(Config):

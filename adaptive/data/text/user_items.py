@@ -66,7 +66,7 @@ class Pairs(Dataset):
         self.num_dense = 0
         self._source, self._train_files, self._evaluation_files = opened
         self._schema, self._options = schema, options
-        self._batcher = Batcher(self._source.names(), self._maps, np.zeros(0, np.bool_))
+        self._batcher = Batcher(self._source.names(), self._maps, np.zeros(0, np.bool_), np.zeros((0, 2)))
         self._num_train: int | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:

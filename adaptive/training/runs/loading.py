@@ -16,6 +16,7 @@ from torch import nn
 from adaptive.batch import Batch
 from adaptive.config import TierConfig, TrainConfig, explain
 from adaptive.data.dataset import Dataset, DataShape, shape_of
+from adaptive.data.rows.dense_scales import SCALES
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
@@ -28,6 +29,7 @@ from adaptive.training.runs.distributed import readers_of, reporting_errors, ver
 from adaptive.training.runs.run import group_feature, one_class_text, quality_numbers
 from adaptive.training.runs.run_record import FOLDER, Json, check_same_data, config_of, recorded_shape, resolve_paths
 from adaptive.training.runs.state import restore_weights
+from adaptive.training.telemetry.jsonl import plain
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.recorder import evaluation_record
 from adaptive.training.telemetry.report import SCHEMA, QualitySummary
@@ -93,6 +95,19 @@ class LoadedRun:
         """Table -> checksum of the run's vocabulary."""
         recorded = self.record.get("data")
         return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
+
+    @property
+    def scales(self) -> Json | None:
+        """Dense input -> mean and deviation, by which the run standardized it; None without such inputs."""
+        recorded = self.record.get("data")
+        return recorded.get("scales") if isinstance(recorded, dict) else None
+
+    def lacks_scales(self) -> InputError:
+        """The error for missing scales of dense inputs."""
+        return InputError(
+            f"expected the scales of dense inputs in {self.vocabulary_folder / SCALES}, got none or others "
+            f"({self.path}). Restore that file"
+        )
 
     def lacks_vocabulary(self) -> InputError:
         """The error for missing vocabularies."""
@@ -297,6 +312,8 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         folder.is_dir() and any(folder.iterdir())
     ):  # else a new one would be fitted to the data
         raise run.lacks_vocabulary()
+    if run.scales and not (folder / SCALES).is_file():
+        raise run.lacks_scales()
     config = run.config if spec is None else _all_for_evaluation(run.config, spec, may_lack_labels)
     try:
         dataset = open_data(config)
@@ -314,6 +331,8 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
     _check_shape(run, shape_of(dataset))
     if run.vocabularies and dataset.fingerprint().get("vocabularies") != run.vocabularies:
         raise run.lacks_vocabulary()  # categories would map to other rows than in training
+    if run.scales != plain(dataset.fingerprint()).get("scales"):
+        raise run.lacks_scales()
     return dataset
 
 

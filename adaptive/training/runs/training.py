@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
-from adaptive.data.rows.vocabularies import stored_tables
+from adaptive.data.rows.vocabularies import INDEX, stored_tables
 from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.ranks import ALONE, Ranks
@@ -154,7 +154,7 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
     saved = {str(table["name"]): table for table in checkpoint.meta.get("tables", [])}
     if list(saved) != list(tables):
         raise CheckpointError(f"expected tables {', '.join(saved)} as in {path}, got {', '.join(tables)} (init_from)")
-    vocabularies = stored_tables(path / VOCABULARY) if (path / VOCABULARY).is_dir() else {}
+    vocabularies = stored_tables(path / VOCABULARY) if (path / VOCABULARY / INDEX).is_file() else {}
     last = {}
     for name, facts in saved.items():
         table, rows, width = tables[name], int(facts["num_embeddings"]), facts["embedding_dim"]
