@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from adaptive.data.dataset import Feature
 from adaptive.data.rows.batcher import MISSING_KEY
 from adaptive.data.rows.vocabularies import load_vocabularies
-from adaptive.data.text.schema import NULLS
 from adaptive.serving.sample_values import DenseFacts, ExportFacts, FeatureFacts
 from adaptive.training.runs.loading import LoadedRun
 
@@ -111,7 +110,7 @@ def dense_facts(run: LoadedRun) -> list[DenseFacts]:
 def _nulls(data: DataRecord) -> list[str]:
     """Texts of missing values, including the empty text."""
     schema = data.get("schema")
-    return sorted({"", *schema.get("null", NULLS)}) if schema else [""]
+    return sorted({"", *schema.get("null", ())}) if schema else [""]
 
 
 def ignored_names(run: LoadedRun) -> list[str]:

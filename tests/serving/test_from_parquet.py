@@ -93,7 +93,7 @@ def write_lists(path: Path, random: np.random.Generator, size: int, values: int)
 
     def lists(prefix: str, values: int) -> list[list[object] | None]:
         drawn = [random.integers(values, size=random.integers(5)).tolist() for _ in range(size)]
-        items = [[f"{prefix}{value}" if prefix else value for value in row] for row in drawn]
+        items = [[(f"{prefix}{value}" if value else "NA") if prefix else value for value in row] for row in drawn]
         with_nulls = [[None if random.random() < 0.1 else item for item in row] for row in items]
         return [None if random.random() < 0.1 else row for row in with_nulls]
 
@@ -114,7 +114,7 @@ def write_lists(path: Path, random: np.random.Generator, size: int, values: int)
 
 
 def test_lists_without_a_separator_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """3,000 rows with empty lists, nulls and unseen ids get the scores of `predict`."""
+    """3,000 rows with empty lists, nulls, unseen ids and "NA", a value, get the scores of `predict`."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(3)
     write_lists(Path("train.parquet"), random, 600, 30)

@@ -1,8 +1,8 @@
 """Read Arrow arrays as the keys and numbers that a schema asks for, if types allow it.
 
 The meaning of a value does not depend on its type: the integer 12, the text "12" and the dictionary entry "12" are the
-same category, which is that of `12` in a text file. Empty texts, the texts of the schema's `null`, and NaN are missing,
-like null.
+same category, which is that of `12` in a text file. Empty texts, the texts that the schema names as `null`, and NaN are
+missing, like null. "NA" is a text, since a missing value would be null.
 
 pyarrow is an optional dependency, imported where it is used (`pyarrow_or_error`).
 """

@@ -23,7 +23,14 @@ from adaptive.data.kernels.text_fields import parse_iso_time
 from adaptive.data.rows.data_files import DataFile, find_files
 from adaptive.data.rows.row_dataset import FeaturePlan, RowDataset, RowPlan, RowRule, open_rows
 from adaptive.data.rows.row_source import Column, RowFormat, key_of
-from adaptive.data.text.schema import DEFAULT_LENGTH, Categorical, DelimitedSchema, UserItemsSchema, required_schema
+from adaptive.data.text.schema import (
+    DEFAULT_LENGTH,
+    NULLS,
+    Categorical,
+    DelimitedSchema,
+    UserItemsSchema,
+    required_schema,
+)
 from adaptive.data.text.text_reader import first_line, open_text_files, split_fields
 from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError, suggestion
@@ -58,11 +65,14 @@ def describe(
     """Return format and plan of a file with the columns `names`, as the schema describes them.
 
     Args:
-        lists: of columnar data, the columns that hold lists. Columns that the schema does not name are then omitted.
+        lists: of columnar data, the columns that hold lists. Columns that the schema does not name are then omitted,
+            and only the empty text is missing unless the schema names others: such data have nulls.
 
     Raises:
         ConfigError: with all columns that are missing or used twice, or for an invalid time split.
     """
+    if schema.null is None:
+        schema = schema.model_copy(update={"null": NULLS if lists is None else ("",)})
     if options.label_optional:
         label = schema.label if schema.label is not None and schema.label.column in names else None
         weight = schema.weight if schema.weight is not None and schema.weight.column in names else None
@@ -77,7 +87,7 @@ def describe(
         max_line_bytes=options.max_line_bytes,
         positives=label.positive or () if label is not None else (),
         threshold=label.threshold or 0.0 if label is not None else 0.0,
-        nulls=tuple(text for text in schema.null if text),
+        nulls=tuple(text for text in schema.null or () if text),
     )
     grouped = [(group, name) for group in schema.categorical for name in _matching(group.columns, names)]
     features = tuple(

@@ -14,7 +14,7 @@ from adaptive.errors import ConfigError
 from adaptive.storage.presets import load_toml
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
-NULLS = ("", "NA", "NaN", "\\N")  # default texts for missing values
+NULLS = ("", "NA", "NaN", "\\N")  # default for text; formats with nulls of their own have other texts as values
 DEFAULT_LENGTH, MOST_STEPS = 50, 4096  # ids of a sequence; 4096 is the longest of published models
 MAX_ROWS = 2**40 - 2  # of a table, without rows for missing and unknown ids: the books of more would take 16 TiB
 
@@ -147,8 +147,8 @@ class DelimitedSchema(Config):
     quote: Literal['"', "'", ""] = '"'
     header: bool = True
     columns: tuple[str, ...] | None = Field(default=None, min_length=1, description="names, if there is no header")
-    null: tuple[str, ...] = Field(
-        default=NULLS, max_length=64, description="texts of missing values; the empty one is missing in any case"
+    null: tuple[str, ...] | None = Field(
+        default=None, max_length=64, description="texts of missing values; the empty one is missing in any case"
     )
     label: Label | None = None
     weight: Weight | None = None
@@ -171,7 +171,7 @@ class DelimitedSchema(Config):
 
     def _check_nulls(self, refused: set[str]) -> None:
         """Refuse numbers among others: typed columns have no texts, so formats would differ."""
-        for text in self.null:
+        for text in NULLS if self.null is None else self.null:
             if _is_number(text) or (
                 any(group.kind == "hex" for group in self.categorical) and re.fullmatch("[0-9a-fA-F]{1,16}", text)
             ):

@@ -167,9 +167,9 @@ def test_types_that_hold_the_same_values(tmp_path: Path, name: str, kind: str) -
     assert_same_batches(of_parquet(tmp_path, table).train(2), of_text(tmp_path, TEXT).train(2))
 
 
-@pytest.mark.parametrize("null", [None, ["", "n/a"]], ids=["default", "given"])
-def test_texts_of_missing_values_are_missing_in_every_format(tmp_path: Path, null: list[str] | None) -> None:
-    first, second, third = null[1:] * 3 if null else ("NA", "NaN", "\\N")
+@pytest.mark.parametrize("null", [["", "NA", "NaN", "\\N"], ["", "n/a"]], ids=["default of text", "other"])
+def test_texts_that_the_schema_names_are_missing_in_every_format(tmp_path: Path, null: list[str]) -> None:
+    first, second, third = null[1:] if len(null) > 2 else null[1:] * 3
     schema = SCHEMA.replace("num_embeddings = 10", 'num_embeddings = 10\nmissing = "row"')
     text = TEXT.replace("x,view,,0,,0.25,,Ulm", f"x,view,{first},0,{second},0.25,{third},{third}")
     text = text.replace("x,7,0|3,,3,2,", f"x,7,0|{second}|3,{third},3,{first},")
@@ -179,13 +179,36 @@ def test_texts_of_missing_values_are_missing_in_every_format(tmp_path: Path, nul
         "price": ["-1.5", "0.25", first, first], "words": [["red", "blue"], [third], ["é"], ["blue", ""]],
         "city": ["Ulm", third, "", "Bonn"], "device": ["ff", "0a", third, "ff"],
     }  # fmt: skip
-    schema = schema if null is None else f"null = {json.dumps(null)}\n{schema}"
+    schema = f"null = {json.dumps(null)}\n{schema}"
     wanted = list(of_text(tmp_path, TEXT.replace("0.25,,Ulm", "0.25,,").replace("3,2,é", "3,,é"), schema).train(2))
     as_text, table = of_text(tmp_path, text, schema), pa.table(columns() | words)
     assert_same_batches(as_text.train(2), wanted)
     assert_same_batches(of_parquet(tmp_path, table, schema).train(2), wanted)
     assert_same_batches(from_frame(table, tmp_path / "schema.toml").train(2), wanted)
     assert not as_text.rejects()
+
+
+def test_formats_with_nulls_have_na_as_a_value(tmp_path: Path) -> None:
+    """In text it is missing, unless the schema says otherwise. A column of numbers as texts refuses it."""
+    words = ["NA", "NaN", "\\N", "null", ""]
+    frame = pa.table({"a": [*words, None], "b": [[word, "x"] for word in words] + [[None, "x"]]})
+    text = "a,b\n" + "".join(f"{word},{word}|x\n" for word in [*words, ""])
+    schema = '[[categorical]]\ncolumns = ["a"]\nhash_rows = 1000\n[[categorical]]\ncolumns = ["b"]\nhash_rows = 1000'
+    bags = schema + '\ninner_separator = "|"'
+    values = _values(of_text(tmp_path, text, f'null = [""]\n{bags}'))
+    assert _values(of_parquet(tmp_path, frame, schema)) == values
+    assert _values(from_frame(frame, tmp_path / "schema.toml")) == values
+    assert len(_values(of_text(tmp_path, text, bags))[0]) == 1 < len(values[0])
+    with pytest.raises(InputError, match=r"expected a number for a, got 'NA'(.|\n)*null = \[TEXTS\]"):
+        _values(of_parquet(tmp_path, frame, schema.replace('["a"]', '["a"]\nkind = "int"')))
+
+
+def _values(data) -> tuple[list[int], list[int], list[int]]:
+    """The keys of the column, those of the bags, and their ends."""
+    (block,) = read_part(data._source, data._parts.train, 100)
+    columns, rows = block.columns, block.num_rows
+    keys, ends = columns.keys[0, :rows][columns.present[0, :rows]], columns.bag_ends[: rows + 1]
+    return keys.tolist(), columns.bag_keys[: ends[-1]].tolist(), ends.tolist()
 
 
 def test_a_time_split_behind_the_last_row_is_refused(tmp_path: Path) -> None:
