@@ -156,10 +156,10 @@ def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, sett
         with quiet.reader((piece,)) as reader:
             while rows := reader.read(block):
                 last = max(last, float(block.columns.times[:rows].max()))
-                if last >= MILLISECONDS > cut > MILLISECONDS / 1000:
+                if last >= 300 * cut > 0.3 * MILLISECONDS:  # units are a factor of 1,000 apart
                     raise InputError(
                         f"data.time_split: expected a time in the unit of the data, such as {last:.17g}, got "
-                        f"{setting}, as seconds since 1970 have it. Multiply it."
+                        f"{setting}, which seems to have a larger one. Multiply it."
                     )
                 if last >= cut:
                     return

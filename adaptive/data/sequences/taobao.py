@@ -27,7 +27,7 @@ from adaptive.batch import Batch, Origin
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.row_source import Block, Column, RowFormat, RowSource
-from adaptive.data.rows.split import survey
+from adaptive.data.rows.split import MILLISECONDS, survey
 from adaptive.data.sampling import numbers
 from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, split_holdout, step_times
 from adaptive.data.text.delimited import parse_time_split
@@ -112,7 +112,8 @@ def read_events(source: RowSource, files: tuple[int, ...]) -> Events:
     """Return the events of some files.
 
     Raises:
-        InputError: if a file cannot be read, too many lines are bad, a behaviour is unknown, or there is no event.
+        InputError: if a file cannot be read, too many lines are bad, a behaviour is unknown, a time is no second of this
+            era, or there is no event.
     """
     keys, times, places, lines = list[Ids](), [], [], []
 
@@ -133,6 +134,12 @@ def read_events(source: RowSource, files: tuple[int, ...]) -> Events:
     survey(source, files, look=look)
     user, item, category = np.concatenate(keys, axis=1)
     time = np.concatenate(times)
+    latest = int(time.argmax())
+    if time[latest] >= MILLISECONDS:
+        raise InputError(
+            f"{source.names()[np.concatenate(places)[latest]]}:{np.concatenate(lines)[latest]}: expected a unix time "
+            f"in seconds, got {time[latest]:.17g}. Divide milliseconds by 1,000."
+        )
     order = np.lexsort((time, user))  # stable
     user = user[order]
     users, starts = np.unique(user, return_index=True)

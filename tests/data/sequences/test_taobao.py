@@ -172,6 +172,8 @@ def test_wrong_logs_and_settings_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, "\n".join(log(1, [1, 2])))
     with pytest.raises(InputError, match=r"events.csv:11: .* got user 1 with events for nearly every item"):
         opened(tmp_path, "\n".join(log(1, list(range(11)))))
+    with pytest.raises(InputError, match=r"events.csv:2: expected a unix time in seconds, got 17\d{11}. Divide milli"):
+        opened(tmp_path, "\n".join(log(1, [1, 2], start=1_760_000_000_000)))
     with pytest.raises(InputError, match=r"events.csv: expected rows, got no good one"):
         opened(tmp_path, "")
     with pytest.raises(ConfigError, match=r"data taobao: expected no data\.schema_path, got a value: the format"):
