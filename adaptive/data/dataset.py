@@ -145,6 +145,16 @@ def shape_of(dataset: Dataset) -> DataShape:
     )
 
 
+def mapping_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a fingerprint says about how values become rows and inputs: equal for data that a model can read."""
+    if "mapping" in fingerprint:
+        return dict(fingerprint["mapping"])
+    groups = (fingerprint.get("schema") or {}).get("categorical") or ()
+    mapping = {name: fingerprint.get(name) for name in ("rows", "rows_setting", "vocabularies", "scales")}
+    mapping["kinds"] = [[list(group["columns"]), group["kind"]] for group in groups]
+    return {name: value for name, value in mapping.items() if value}
+
+
 def by_table(dataset: Dataset) -> Dataset:
     """Return the data set with features of a table next to each other; itself if they are."""
     names = tables_of(dataset)

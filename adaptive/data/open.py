@@ -36,7 +36,7 @@ _KINDS: Final = {
     "prepared": Kind(
         "prepared.prepared_reader",
         "open_prepared",
-        ("schema_path", "eval_data", "holdout", "time_split", "keys"),
+        ("schema_path", "holdout", "time_split", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
     "taobao": Kind(

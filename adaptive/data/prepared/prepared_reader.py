@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -31,7 +32,7 @@ from pydantic import Field
 from adaptive.batch import Batch, Origin, concatenate
 from adaptive.config import Config, KeyRules
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.dataset import Dataset, Feature, mapping_of
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.rows.data_files import DataFile
 from adaptive.data.sampling import in_blocks
@@ -177,17 +178,23 @@ class BlockLayout:
 
 def open_prepared(path: str, options: DataOptions, run_dir: Path | None) -> "Prepared":
     """Open the data set `prepared:PATH`."""
-    return Prepared(Path(path).expanduser(), options)
+    folder = Path(path).expanduser()
+    other = None if options.eval_data is None else Path(options.eval_data).expanduser()
+    return Prepared(folder, options, evaluation=other)
 
 
 class Prepared(Dataset):
     """A prepared data set, with the batches of the original one in the same order.
 
+    Args:
+        evaluation: folder of other prepared data; all their samples are the evaluation part.
+
     Raises:
-        InputError: if files are missing, truncated or damaged: at once, or when the damaged samples are read.
+        InputError: if files are missing, truncated or damaged: at once, or when the damaged samples are read. Also if
+            the data to evaluate on have other rows.
     """
 
-    def __init__(self, folder: Path, options: DataOptions) -> None:
+    def __init__(self, folder: Path, options: DataOptions, *, evaluation: Path | None = None) -> None:
         self._folder, self._manifest = folder, load_manifest(folder)
         self.features = tuple(Feature(feature.name, feature.rows) for feature in self._manifest.features)
         self.tables = tuple(feature.table for feature in self._manifest.features)
@@ -198,8 +205,17 @@ class Prepared(Dataset):
         self.bags, self.keep_negatives = self._manifest.bags, self._manifest.keep_negatives
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
-        stored = self._manifest.evaluation
-        self._evaluation = _Part(folder, "evaluation", self._manifest, stored) if stored is not None else None
+        other = folder if evaluation is None else evaluation
+        manifest = self._manifest if other == folder else load_manifest(other)
+        if _rows_of(manifest) != _rows_of(self._manifest):
+            raise InputError(
+                f"{other}: expected data with the features and rows of {folder}, got others. Prepare both by the same "
+                "schema and vocabulary (data.vocabulary_path)."
+            )
+        names = ("evaluation",) if evaluation is None else ("train", "evaluation")
+        parts = [(name, stored) for name in names if (stored := getattr(manifest, name)) is not None]
+        self._evaluation = [_Part(other, name, manifest, stored) for name, stored in parts]
+        self._eval_folder, self._eval_files = other, [f"{name}.bin" for name, _ in parts]
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Return batches of the training part."""
@@ -208,21 +224,33 @@ class Prepared(Dataset):
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Return batches of the evaluation part."""
-        return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)
+        return chain.from_iterable(part.batches(batch_size) for part in self._evaluation)
 
     def num_train_samples(self) -> int:
         return self._manifest.train.samples
 
     def fingerprint(self) -> dict[str, object]:
         """Return path, size and SHA-256 of every file, and the settings that order samples."""
-        names = [MANIFEST, "train.bin", *(["evaluation.bin"] if self._evaluation is not None else [])]
-        files = [DataFile.of(self._folder / name, (self._folder / name).stat()) for name in names]
+        paths = [self._folder / MANIFEST, self._folder / "train.bin"]
+        if self._eval_folder != self._folder:
+            paths.append(self._eval_folder / MANIFEST)
+        paths += [path for name in self._eval_files if (path := self._eval_folder / name) not in paths]
+        files = [DataFile.of(path, path.stat()).fingerprint() for path in paths]
         shuffle = {"shuffle_buffer": self._shuffle_buffer, "seed": self._seed}
-        return {"format": "prepared", "files": [file.fingerprint() for file in files], **shuffle}
+        return {"format": "prepared", "files": files, "mapping": _mapping(self._manifest), **shuffle}
 
     def rejects(self) -> dict[str, int]:
         """Lines that were bad when the data were prepared, by cause."""
         return self._manifest.rejects
+
+
+def _mapping(manifest: Manifest) -> dict[str, Any]:
+    """Return how values became rows; of formats that do not say, all that identifies the original data."""
+    return mapping_of(manifest.fingerprint) or manifest.fingerprint
+
+
+def _rows_of(manifest: Manifest) -> tuple[object, ...]:
+    return manifest.features, manifest.num_dense, manifest.steps, manifest.sequences, manifest.bags, _mapping(manifest)
 
 
 class _Part:

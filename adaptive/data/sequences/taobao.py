@@ -112,8 +112,8 @@ def read_events(source: RowSource, files: tuple[int, ...]) -> Events:
     """Return the events of some files.
 
     Raises:
-        InputError: if a file cannot be read, too many lines are bad, a behaviour is unknown, a time is no second of this
-            era, or there is no event.
+        InputError: if a file cannot be read, too many lines are bad, a behaviour is unknown, a time is not in seconds,
+            or there is no event.
     """
     keys, times, places, lines = list[Ids](), [], [], []
 

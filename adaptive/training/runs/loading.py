@@ -15,7 +15,7 @@ from torch import nn
 
 from adaptive.batch import Batch
 from adaptive.config import TierConfig, TrainConfig, explain
-from adaptive.data.dataset import Dataset, DataShape, shape_of
+from adaptive.data.dataset import Dataset, DataShape, mapping_of, shape_of
 from adaptive.data.rows.dense_scales import SCALES
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -97,17 +97,10 @@ class LoadedRun:
         return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
 
     @property
-    def scales(self) -> Json | None:
-        """Dense input -> mean and deviation, by which the run standardized it; None without such inputs."""
+    def mapping(self) -> Json:
+        """How values became rows and inputs in training (`mapping_of`)."""
         recorded = self.record.get("data")
-        return recorded.get("scales") if isinstance(recorded, dict) else None
-
-    def lacks_scales(self) -> InputError:
-        """The error for missing scales of dense inputs."""
-        return InputError(
-            f"expected the scales of dense inputs in {self.vocabulary_folder / SCALES}, got none or others "
-            f"({self.path}). Restore that file"
-        )
+        return mapping_of(recorded) if isinstance(recorded, dict) else {}
 
     def lacks_vocabulary(self) -> InputError:
         """The error for missing vocabularies."""
@@ -185,8 +178,9 @@ def _load(
 
 
 def with_vocabulary(config: TrainConfig, path: Path) -> TrainConfig:
-    """The settings with the run's vocabulary: categories map to the same rows."""
-    folder = (path / "vocabulary").absolute()
+    """The settings with the run's vocabulary, or that of its prepared data: categories map to the same rows."""
+    kind, _, prepared = config.data.partition(":")
+    folder = ((Path(prepared) if kind == "prepared" else path) / "vocabulary").absolute()
     if not folder.is_dir():
         return config
     return config.model_copy(update={"data_options": {"vocabulary_path": str(folder), **config.data_options}})
@@ -312,9 +306,11 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         folder.is_dir() and any(folder.iterdir())
     ):  # else a new one would be fitted to the data
         raise run.lacks_vocabulary()
-    if run.scales and not (folder / SCALES).is_file():
-        raise run.lacks_scales()
     config = run.config if spec is None else _all_for_evaluation(run.config, spec, may_lack_labels)
+    if "scales" in run.mapping and not config.data.startswith("prepared:") and not (folder / SCALES).is_file():
+        raise InputError(
+            f"expected the scales of dense inputs in {folder / SCALES}, got none ({run.path}). Restore that file"
+        )
     try:
         dataset = open_data(config)
     except (ConfigError, InputError) as error:
@@ -329,10 +325,14 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         check_same_data(run.path, run.record, dataset)
         return dataset
     _check_shape(run, shape_of(dataset))
-    if run.vocabularies and dataset.fingerprint().get("vocabularies") != run.vocabularies:
+    mapping = mapping_of(plain(dataset.fingerprint()))
+    if run.vocabularies and mapping.get("vocabularies") != run.vocabularies:
         raise run.lacks_vocabulary()  # categories would map to other rows than in training
-    if run.scales != plain(dataset.fingerprint()).get("scales"):
-        raise run.lacks_scales()
+    if others := [name for name in run.mapping.keys() | mapping if run.mapping.get(name) != mapping.get(name)]:
+        raise InputError(
+            f"expected values that become rows and inputs as in training, got others: {', '.join(sorted(others))} "
+            f"({run.path}). Use the schema and the vocabulary folder of the training data (data.vocabulary_path)"
+        )
     return dataset
 
 
@@ -347,6 +347,8 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
     options = dict(config.data_options)
     for name in ("holdout", "time_split", "eval_data", "shuffle_buffer"):
         options.pop(name, None)
+    if kind == "prepared":  # the schema and rules of keys applied then
+        options.pop("schema_path", None), options.pop("keys", None)
     if colon:
         options["eval_data"] = paths
     if may_lack_labels:
@@ -358,7 +360,7 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
 def _check_shape(run: LoadedRun, shape: DataShape) -> None:
     trained = run.shape
     # samples can be scored without them
-    shape = replace(shape, widths=trained.widths, key_rules=trained.key_rules)
+    shape = replace(shape, widths=trained.widths, key_rules=trained.key_rules, keep_negatives=trained.keep_negatives)
     shape = replace(shape, row_dtypes=trained.row_dtypes)
     if not (shape.dense_names and trained.dense_names):  # not every format names its dense inputs
         shape = replace(shape, dense_names=trained.dense_names)

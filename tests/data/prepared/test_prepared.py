@@ -292,7 +292,7 @@ def test_a_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("name", ["schema_path", "eval_data", "holdout", "time_split"])
+@pytest.mark.parametrize("name", ["schema_path", "holdout", "time_split"])
 def test_settings_of_the_original_data_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"expected no data.{name}, got a value: it applied when"):
         open_dataset("prepared:x", DataOptions(**{name: 0.5 if name == "holdout" else "7"}))
