@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
+    from adaptive.batch.refill import Refill
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
     from adaptive.counters import Counter
     from adaptive.data.data_options import DataOptions, SyntheticConfig
@@ -22,7 +23,19 @@ if TYPE_CHECKING:
     from adaptive.models.dense.dlrm import DLRM, TBSM
     from adaptive.models.model_settings import DLRMConfig, TBSMConfig
     from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-    from adaptive.policy import NEVER, SATURATED, Policy, RowStats, SkipRule, TierView
+    from adaptive.policy import (
+        NEVER,
+        SATURATED,
+        ByRow,
+        Calibrates,
+        Follows,
+        InputPolicy,
+        InputRule,
+        Policy,
+        RowStats,
+        SkipRule,
+        TierView,
+    )
     from adaptive.studies.own_loop.loop_recording import Recording
     from adaptive.studies.own_loop.loop_studies import compare_policies, simulate_policies
     from adaptive.studies.policy_checks import check_policy, check_rule
@@ -32,6 +45,7 @@ if TYPE_CHECKING:
 _PUBLIC_NAMES = {
     "batch.batch": "Batch Origin one_hot_batch",
     "batch.batch_parts": "concatenate",
+    "batch.refill": "Refill",
     "config": "SkipConfig TableConfig TierConfig TrainConfig",
     "counters": "Counter",
     "data.data_options": "DataOptions SyntheticConfig",
@@ -49,7 +63,7 @@ _PUBLIC_NAMES = {
     "models.dense.dlrm": "DLRM TBSM",
     "models.model_settings": "DLRMConfig TBSMConfig",
     "optim": "Adagrad Adam FTRL RowOptimizer RowwiseAdagrad SGD",
-    "policy": "NEVER SATURATED Policy RowStats SkipRule TierView",
+    "policy": "ByRow Calibrates Follows InputPolicy InputRule NEVER Policy RowStats SATURATED SkipRule TierView",
     "studies.own_loop.loop_recording": "Recording",
     "studies.own_loop.loop_studies": "compare_policies simulate_policies",
     "studies.policy_checks": "check_policy check_rule",
@@ -71,6 +85,8 @@ __all__ = [
     "Adam",
     "AdaptiveError",
     "Batch",
+    "ByRow",
+    "Calibrates",
     "ClickPredictor",
     "Counter",
     "DLRMConfig",
@@ -78,12 +94,16 @@ __all__ = [
     "Dataset",
     "Evaluation",
     "Feature",
+    "Follows",
+    "InputPolicy",
+    "InputRule",
     "LoadedRun",
     "Origin",
     "Planned",
     "Policy",
     "RankTraffic",
     "Recording",
+    "Refill",
     "RowOptimizer",
     "RowStats",
     "RowwiseAdagrad",

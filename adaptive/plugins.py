@@ -267,14 +267,12 @@ def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipC
 
 
 def _checked_rule(rule: SkipRule) -> SkipRule:
-    flags = ("drops_inputs", "reads_inputs_only")
     _check_attributes(
         "skip rule",
         rule,
         least=("0 or 1", isinstance(rule.least, int) and 0 <= rule.least <= 1),
         most=("an integer from 1 to 255", isinstance(rule.most, int) and 1 <= rule.most <= 255),
         warmup=("an integer of at least 0", isinstance(rule.warmup, int) and rule.warmup >= 0),
-        **{name: ("True or False", isinstance(getattr(rule, name), bool)) for name in flags},
     )
     return rule
 

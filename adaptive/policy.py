@@ -1,18 +1,19 @@
 """Interfaces for custom policies and skip rules.
 
-The names are `Policy`, `SkipRule`, and what their methods see: `RowStats` and `TierView`.
+- `Policy` scores rows: rows with the lowest scores are evicted from the device first. Its answers change speed, never
+  the trained tables. `Follows`, `Calibrates` and `InputPolicy` are policies with further methods; combine them freely.
+- `SkipRule` decides which row updates are accumulated or dropped, `InputRule` which samples. Their answers do change
+  what is trained, and every report shows by how much.
+- `RowStats` and `TierView` are what the methods see, and `ByRow` keeps a value per row. `policies/README.md` is the
+  tutorial.
 
-A policy scores rows: rows with the lowest scores are evicted from the device first. Its answers change speed, never
-the trained tables. A skip rule decides which row updates are accumulated or dropped. Its answers do change what is
-trained, and every report shows by how much. `policies/README.md` is the tutorial.
-
-Letters: n candidate rows, N lookups of a batch.
+Letters: n candidate rows, B samples and N lookups of a batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from adaptive.batch import Batch
 SATURATED: Final = np.float32(0.05)
 """A row is saturated if its latest updates moved it by less than this share of its length each."""
 NEVER = np.iinfo(np.int64).max  # `next_access` of a row that no batch in the window looks up
+Value = TypeVar("Value", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class TierView(Protocol):
         """(N,) row of each lookup, aligned with `batch.ids`.
 
         In a table with keys, the row that the key has now, or the table's first row, which stands for all keys without
-        one. For a rule with `reads_inputs_only`, one of the table's rows by a hash of the key.
+        one.
         """
         ...
 
@@ -130,40 +132,14 @@ class SkipRule:
     """Upper limit for the answers of `visits`, from 1 to 255. With 1 no gradient is accumulated. If both limits are 1,
     no row is watched, and `visits` is not called."""
 
-    drops_inputs: bool = False
-    """Set to True if `arrange` drops samples; count them in `seen_inputs` and `dropped_inputs`."""
-
-    reads_inputs_only: bool = False
-    """Set to True if `arrange` decides by the batches alone, apart from `TierView.rows` and `num_rows`; other
-    attributes of the view raise errors. With several ranks, each runs it over all batches and gets the same answers;
-    other rules that drop inputs are refused."""
-
     warmup: int = 100
     """Batches before anything is accumulated or skipped."""
-
-    seen_inputs: int = 0
-    dropped_inputs: int = 0
-    """Samples that `arrange` has read and samples that it has dropped, so far."""
-
-    @property
-    def effective_share(self) -> float:
-        """(sum w)^2 / (n * sum w^2) over the n samples that `arrange` has kept, w their weights. Default: 1.
-
-        So many samples of equal weight, as a share of those kept, would estimate the gradient as well.
-        """
-        return 1.0
 
     reported: ClassVar[tuple[str, ...]] = ()
     """Names of numeric attributes that every record of a run shows."""
 
     def begin(self, optimizer: str) -> None:
         """Prepare for training. `optimizer` is `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
-
-    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
-        """Note that these rows (n,), ascending, lost their keys before batch `number`. Default: do nothing.
-
-        As `Policy.expired`. A row that was watched no longer is.
-        """
 
     def visits(self, rows: RowStats) -> NDArray[Any]:
         """Return the number of visits per update of each watched row.
@@ -177,14 +153,6 @@ class SkipRule:
         """
         return np.ones(len(rows), np.int64)
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        """Drop samples before the policy sees the batches. Default: drop none.
-
-        Set `drops_inputs`. Keep the order of the others. To keep the expected gradient, weight them: the built-in
-        trainer multiplies the loss of each sample by `Batch.extras["weight"]` (B,).
-        """
-        return batches
-
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return arrays from which `load_state_dict` restores the rule. Default: none."""
         return {}
@@ -192,6 +160,66 @@ class SkipRule:
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the rule from the arrays of `state_dict`. Default: accept no arrays."""
         _expect_no_state(self, state)
+
+
+class InputRule(SkipRule, ABC):
+    """Decides which samples are trained, before the policy sees them.
+
+    Implement `keep`:
+
+        class FewerNegatives(InputRule):
+            '''Keep every fourth sample without a click, with the weight of four.'''
+
+            def keep(self, batch, rows):
+                fourth = np.arange(batch.num_samples) % 4 == 0
+                return np.where(batch.labels > 0, 1, 4 * fourth)
+
+    The runtime fills batches with the kept samples, in order, counts what is dropped, and passes the weights on in
+    `Batch.extras["weight"]` (B,). The built-in trainer multiplies the loss of each sample by its weight. Only batches
+    are seen, so answers depend neither on timing nor on where rows are, and each of several ranks gets the same ones.
+
+    A rule may implement `visits` as well, if it sets `most` or `least`.
+    """
+
+    most: int = 1
+
+    batch_share: float = 1.0
+    """Size of the batches to fill, as a share of those read. With the share of samples that are kept, a run takes as
+    many steps as without the rule. It may change after any batch."""
+
+    num_rows: int = 0
+    """Rows of all tables. Set before training."""
+
+    seen_inputs: int = 0
+    dropped_inputs: int = 0
+    weight_sums: tuple[float, float] = 0.0, 0.0
+    """Samples read and dropped, and the sums of the kept samples' weights and of their squares, so far. The runtime
+    counts, saves and restores them; in `keep`, they are those of the batches before."""
+
+    @abstractmethod
+    def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the weight of each sample; 0 drops it.
+
+        Called once per batch, in order, also during `warmup`.
+
+        Args:
+            batch: as read, without regard to ranks.
+            rows: (N,) row of each lookup, aligned with `batch.ids` and numbered through all tables. In a table with
+                keys, one of its rows by a hash of the key.
+
+        Returns:
+            (B,) finite numbers of at least 0. If they are 1 / probability of being kept, times the share of samples
+            that are kept, a step keeps its expected gradient.
+        """
+
+    @property
+    def effective_share(self) -> float:
+        """(sum w)^2 / (n * sum w^2) over the n samples kept so far, w their weights; 1 without any.
+
+        So many samples of equal weight, as a share of those kept, would estimate the gradient as well.
+        """
+        total, squares = self.weight_sums
+        return total**2 / ((self.seen_inputs - self.dropped_inputs) * squares) if squares else 1.0
 
 
 class Policy(ABC):
@@ -224,18 +252,15 @@ class Policy(ABC):
     device_rows: ClassVar[str | None] = None
     """The only size of the device tier that makes sense for the policy, `"0"` or `"100%"`. None: any size."""
 
-    rearranges: bool = True
-    """Set to False if `arrange` does nothing under the current settings."""
-
     reported: ClassVar[tuple[str, ...]] = ()
     """Names of numeric attributes that every record of a run shows."""
 
     order: tuple[str, ...] = ()
     """Columns that order rows as `score` does: `accesses`, `last_access`, or both, ties broken by the second.
 
-    If set, the runtime evicts rows with the lowest values without calling `score`, several times as fast. It applies
-    to the class that defines `score` and to subclasses that do not override `score`. Set it to `()` in `__init__` for
-    settings under which it does not hold. It is read once, when tables are created.
+    If set, the runtime evicts rows with the lowest values without calling `score`, several times as fast. A subclass
+    that overrides `score` starts without an order. Set it to `()` in `__init__` for settings under which it does not
+    hold. It is read once, when tables are created.
     """
 
     window: int = 0
@@ -248,8 +273,10 @@ class Policy(ABC):
     removes it.
     """
 
-    epoch_batches: int | None = None
-    """Training batches of an epoch, approximately. Set before training; None if unknown."""
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "score" in vars(cls) and "order" not in vars(cls):  # an inherited order describes the inherited score
+            cls.order = ()
 
     @abstractmethod
     def score(self, rows: RowStats) -> NDArray[Any]:
@@ -260,62 +287,6 @@ class Policy(ABC):
 
         Returns:
             (n,) numbers without NaN. Rows with the lowest scores are evicted first, equal ones in any order.
-        """
-
-    def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:  # noqa: B027 (optional)
-        """Note that batch `number` looks up these rows. Default: do nothing.
-
-        Called once per batch, before `score`. With `left` and `came` it serves policies that keep queues or histories.
-
-        Args:
-            number: of the batch.
-            rows: (n,) distinct rows of all tables, ascending.
-            view: of the tiers before the batch's rows move.
-        """
-
-    def left(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
-        """Note that these rows (n,), ascending, are evicted. Default: do nothing.
-
-        Called after `score` with the rows evicted for batch `number`. Rows evicted for another reason (rebalanced
-        slots, loaded tables) are passed before the next `score`. Not called without rows.
-        """
-
-    def came(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
-        """Note that these rows (n,), ascending, are admitted. Default: do nothing.
-
-        They are rows of batch `number`; with `misses = "prefetch"`, all that were missing. Called after `left`, and not
-        without rows.
-        """
-
-    def expired(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
-        """Note that these rows (n,), ascending, lost their keys before batch `number`. Default: do nothing.
-
-        Their keys expired, or were evicted from a full table (`TableConfig.expire`, `when_full`). From now on a row's
-        number stands for another key, so forget what you know about it. Called after `left` and before `looked_up`,
-        and not without rows.
-        """
-
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        """Regroup samples before they are planned. Default: yield the batches unchanged.
-
-        Yield every sample exactly once. You may cut a batch into parts (`Batch.part_sizes`), so that the first part
-        trains while rows of the others are in flight, and ask for the loss on other samples after it
-        (`Batch.held_back`, `observe`).
-        """
-        return batches
-
-    def observe(self, number: int, loss: float) -> None:  # noqa: B027 (optional, not abstract)
-        """Receive the mean loss on held-back samples. Default: do nothing.
-
-        They are the samples in `held_back` of batch `number`. Called max(look-ahead depth, 8) batches later, so that
-        decisions depend neither on timing nor on a depth of up to 8. Not called by loops that do not call
-        `TieredEmbeddingBag.report_loss`.
-        """
-
-    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:  # noqa: B027 (optional, not abstract)
-        """Look at a random share of an epoch's samples before training (`TrainConfig.calibrate`).
-
-        Default: do nothing; no sample is then read.
         """
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
@@ -336,59 +307,126 @@ def _expect_no_state(owner: object, state: Mapping[str, NDArray[Any]]) -> None:
         raise ValueError(f"{type(owner).__name__}: expected no state, got {sorted(state)}. Implement load_state_dict.")
 
 
-def order_of(policy: Policy) -> tuple[str, ...]:
-    """`Policy.order` if it describes the policy's current `score`, else ()."""
-    if "score" in vars(policy):
-        return ()
-    for cls in type(policy).__mro__:
-        if "order" in vars(cls):
-            return policy.order if policy.order == vars(cls)["order"] else ()
-        if "score" in vars(cls):
-            break
-    return ()
+class Follows(Policy):
+    """A policy that follows lookups, admissions and evictions, for queues and histories.
 
-
-def _overrides(owner: Policy | type[Policy] | SkipRule, method: Callable[..., Any]) -> bool:
-    """True if the policy, its class, or the rule overrides this method of `Policy` or `SkipRule`."""
-    current = getattr(owner, method.__name__)
-    return getattr(current, "__func__", current) is not method
-
-
-def arranges(policy: Policy | type[Policy]) -> bool:
-    """True if training sees other batches than the reader yields.
-
-    That is, the policy overrides `arrange` and its settings use it, or its rule drops inputs.
+    All four methods are called, unless there are no rows to pass. Their arrays are ascending and numbered through all
+    tables. For a batch the order is `expired`, `looked_up`, `score`, `evicted`, `admitted`.
     """
-    return drops_inputs(policy) or (policy.rearranges and _overrides(policy, Policy.arrange))
+
+    def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:
+        """Note that batch `number` looks up these distinct rows (n,). Default: do nothing.
+
+        Called once per batch, also without rows. `view` shows the tiers before the batch's rows move.
+        """
+
+    def evicted(self, number: int, rows: NDArray[np.int64]) -> None:
+        """Note that these rows (n,) are evicted. Default: do nothing.
+
+        They make room for batch `number`. Rows evicted for another reason (rebalanced slots, loaded tables) are passed
+        before the next `score`.
+        """
+
+    def admitted(self, number: int, rows: NDArray[np.int64]) -> None:
+        """Note that these rows (n,) are admitted to the device. Default: do nothing.
+
+        They are rows of batch `number`; with `misses = "prefetch"`, all that were missing.
+        """
+
+    def expired(self, number: int, rows: NDArray[np.int64]) -> None:
+        """Note that these rows (n,) lost their keys before batch `number`. Default: do nothing.
+
+        Their keys expired, or were evicted from a full table (`TableConfig.expire`, `when_full`). From now on a row's
+        number stands for another key, so forget what you know about it.
+        """
 
 
-def arranges_alike(policy: Policy) -> bool:
-    """True if all ranks see the same batches: nothing is arranged, or only by a rule that reads inputs only."""
-    rule = policy.rule
-    is_alike = rule is None or not rule.drops_inputs or rule.reads_inputs_only
-    return is_alike and not (policy.rearranges and _overrides(policy, Policy.arrange))
+class Calibrates(Policy):
+    """A policy that looks at a sample of the data before training. Tables with keys do not support it."""
+
+    @abstractmethod
+    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
+        """Look at a random share of an epoch's samples (`TrainConfig.calibrate`); it may be empty."""
 
 
-def drops_inputs(policy: Policy | type[Policy]) -> bool:
-    """True if the policy's skip rule drops inputs."""
-    return policy.rule is not None and policy.rule.drops_inputs
+class InputPolicy(Policy):
+    """A policy that regroups samples before they are planned. Training with ranks does not support it."""
+
+    epoch_batches: int | None = None
+    """Training batches of an epoch, approximately. Set before training; None if unknown."""
+
+    @abstractmethod
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        """Regroup samples.
+
+        Yield every sample exactly once. You may cut a batch into parts (`Batch.part_sizes`), so that the first part
+        trains while rows of the others are in flight, and ask for the loss on other samples after it
+        (`Batch.held_back`, `observe`).
+        """
+
+    def observe(self, number: int, loss: float) -> None:
+        """Receive the mean loss on held-back samples. Default: do nothing.
+
+        They are the samples in `held_back` of batch `number`. Called max(look-ahead depth, 8) batches later, so that
+        decisions depend neither on timing nor on a depth of up to 8. Not called by loops that do not call
+        `TieredEmbeddingBag.report_loss`.
+        """
+
+
+def arranges(policy: Policy) -> bool:
+    """True if training sees other batches than the reader yields: an `InputPolicy`, or one with an `InputRule`."""
+    return isinstance(policy, InputPolicy) or isinstance(policy.rule, InputRule)
 
 
 def inputs_of(policy: Policy) -> tuple[int, int]:
-    """Samples that the policy's skip rule has read and dropped so far; zeros without a rule."""
-    return (0, 0) if policy.rule is None else (policy.rule.seen_inputs, policy.rule.dropped_inputs)
+    """Samples that the policy's input rule has read and dropped so far; zeros without one."""
+    rule = policy.rule
+    return (rule.seen_inputs, rule.dropped_inputs) if isinstance(rule, InputRule) else (0, 0)
 
 
-def follows(policy: Policy | type[Policy]) -> bool:
-    """True if the policy, or its class, overrides `looked_up`, `left` or `came`."""
-    return any(_overrides(policy, method) for method in (Policy.looked_up, Policy.left, Policy.came))
+class ByRow(Generic[Value]):
+    """One value per row, 0 unless written. Pages that were never written take no memory."""
 
+    def __init__(self, dtype: type[Value]) -> None:
+        self._values: NDArray[Value] = np.zeros(0, dtype)
 
-def forgets(owner: Policy | SkipRule) -> bool:
-    """True if the policy or rule overrides `expired`."""
-    return _overrides(owner, Policy.expired if isinstance(owner, Policy) else SkipRule.expired)
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Value]:
+        inside = rows < len(self._values)
+        if inside.all():
+            return self._values[rows]
+        values = np.zeros(len(rows), self._values.dtype)
+        values[inside] = self._values[rows[inside]]
+        return values
 
+    def __setitem__(self, rows: NDArray[np.int64], values: Any) -> None:
+        if len(rows):
+            needed = int(rows.max()) + 1
+            if needed > len(self._values):
+                self.reserve(max(needed, 2 * len(self._values)))
+            self._values[rows] = values
 
-def calibrates(policy: Policy | type[Policy]) -> bool:
-    """True if the policy, or its class, overrides `calibrate` and needs a data sample."""
-    return _overrides(policy, Policy.calibrate)
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """Set the values of rows (n,) to 0."""
+        self._values[rows[rows < len(self._values)]] = 0
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for rows below `num_rows` at once."""
+        if num_rows > len(self._values):
+            grown = np.zeros(num_rows, self._values.dtype)
+            grown[: len(self._values)] = self._values
+            self._values = grown
+
+    def restore(self, rows: NDArray[np.int64], values: Any) -> None:
+        """Set these values (n,) of rows (n,), and 0 for all others.
+
+        Raises:
+            ValueError: for a row below 0, or another number of values.
+        """
+        if len(rows) and rows.min() < 0:
+            raise ValueError(f"expected a state of rows of at least 0, got {rows.min()}")
+        self._values = np.zeros(0, self._values.dtype)
+        self[rows] = values
+
+    def rows(self) -> NDArray[np.int64]:
+        """Rows whose value is not 0, ascending."""
+        return np.flatnonzero(self._values)

@@ -6,14 +6,14 @@ predicting clicks on ads at Facebook", ADKDD 2014. Here the kept negatives are w
 recalibration.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, SkipRule, TierView
-from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state, weighted
+from adaptive import Batch, InputRule, Policy, RowStats
+from adaptive.policies.samples import check_range, check_state
 
 
 class RandomDrop(Policy):
@@ -43,7 +43,7 @@ class RandomDrop(Policy):
         return rows.accesses
 
 
-class Drop(SkipRule):
+class Drop(InputRule):
     """Drop the same random share of every batch.
 
     Args:
@@ -52,15 +52,8 @@ class Drop(SkipRule):
             every batch is kept. Those that are kept are weighted, in `Batch.extras["weight"]`, by all over kept ones.
         keep_steps: fill smaller batches, so that a run takes as many steps as without dropping.
         seed: of the random choice.
-
-    Attributes:
-        seen_inputs, dropped_inputs: samples read and dropped so far.
     """
 
-    reported = ("effective_share",)
-
-    drops_inputs = reads_inputs_only = True
-    most = 1
     warmup = 0
 
     def __init__(
@@ -75,57 +68,38 @@ class Drop(SkipRule):
             raise ValueError(f"share={share}: expected at least 0 and less than 1")
         check_range(0, seed=seed)
         self.share, self.by, self.keep_steps, self.seed = share, by, keep_steps, seed
-        self.seen_inputs = self.dropped_inputs = 0
-        self._weights = WeightSums()
+        self.batch_share = 1 - share * keep_steps
         self._owed = 0  # inputs still to drop: a batch may have too few negatives
 
-    @property
-    def effective_share(self) -> float:
-        return self._weights.effective_share
-
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        refill, size = KeptInputs(self), 0
-        for batch in batches:
-            size = size or batch.num_samples
-            share, first = self.share, self.seen_inputs
-            refill.size = max(1, round(size * (1 - share * self.keep_steps)))
-            # Seeded by position, so that a resumed run continues as the saved one would have.
-            order = np.random.default_rng([self.seed, self.seen_inputs]).permutation(batch.num_samples)
-            end = first + batch.num_samples
-            self._owed += _num_dropped(end, share) - _num_dropped(first, share)
-            if self.by == "chance":
-                chosen = order >= self._owed
-            else:
-                batch, chosen = _choose_by_label(batch, order, self._owed, 1 - share)
-                self._weights.add(batch.extras["weight"][chosen])
-            self._owed -= int((~chosen).sum())
-            yield from refill.add(batch, chosen)
-        yield from refill.rest()
+    def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        first, size = self.seen_inputs, batch.num_samples
+        # Seeded by position, so that a resumed run continues as the saved one would have.
+        order = np.random.default_rng([self.seed, first]).permutation(size)
+        self._owed += _num_dropped(first + size, self.share) - _num_dropped(first, self.share)
+        if self.by == "chance":
+            weights = np.ones(size)
+            weights[order < self._owed] = 0
+        else:
+            weights = (1 - self.share) * _weights_by_label(batch.labels, order, self._owed)
+        self._owed -= int((weights == 0).sum())
+        return weights
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        inputs = np.array([self.seen_inputs, self.dropped_inputs, self._owed])
-        return {"inputs": inputs, "weights": self._weights.values.copy()}
+        return {"owed": np.array([self._owed])}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        check_state(self, state, "inputs", "weights")
-        self._weights.values[:] = state["weights"]
-        self.seen_inputs, self.dropped_inputs, self._owed = (int(number) for number in state["inputs"])
+        check_state(self, state, "owed")
+        (self._owed,) = map(int, state["owed"])
 
 
-def _choose_by_label(
-    batch: Batch, order: NDArray[np.int64], wanted: int, scale: float
-) -> tuple[Batch, NDArray[np.bool_]]:
-    """Drop the `wanted` negatives that come first in `order` (B,); return the weighted batch, and which inputs stay.
-
-    scale: the share of inputs that stay, which makes the mean weighted loss of those that stay that of all inputs.
-    """
-    negatives = np.flatnonzero(batch.labels == 0)
+def _weights_by_label(labels: NDArray[np.float32], order: NDArray[np.int64], wanted: int) -> NDArray[np.float64]:
+    """Drop the `wanted` negatives that come first in `order` (B,); the others weigh as much as all."""
+    negatives = np.flatnonzero(labels == 0)
     dropped = negatives[np.argsort(order[negatives])][: max(min(wanted, len(negatives) - 1), 0)]
-    weights = np.full(batch.num_samples, scale)
-    weights[negatives] *= len(negatives) / max(len(negatives) - len(dropped), 1)
-    chosen = np.ones(batch.num_samples, np.bool_)
-    chosen[dropped] = False
-    return weighted(batch, weights), chosen
+    weights = np.ones(len(labels))
+    weights[negatives] = len(negatives) / max(len(negatives) - len(dropped), 1)
+    weights[dropped] = 0
+    return weights
 
 
 def _num_dropped(num_inputs: int, share: float) -> int:

@@ -1,4 +1,4 @@
-"""Helpers of policies and skip rules: lookups, queues of batches, values by row, checks.
+"""Helpers of policies and skip rules: lookups, queues of batches, checks.
 
 Letters: B samples, N lookups of a batch, n rows.
 """
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, SkipRule, TierView, concatenate
+from adaptive import Batch, TierView
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -30,12 +30,6 @@ def lookup(rows: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[Sca
     return np.where(keys[places] == rows, values[places], default)
 
 
-def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
-    """(N,) sample of each lookup."""
-    bags = np.tile(np.arange(batch.num_samples), batch.num_features)
-    return np.repeat(bags, np.diff(batch.offsets))
-
-
 def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(B,) number of each sample's lookups among the chosen ones (N,)."""
     counts: NDArray[np.int64]
@@ -47,92 +41,6 @@ def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     per_bag = np.diff(sums[batch.offsets])
     counts = per_bag.reshape(batch.num_features, batch.num_samples).sum(axis=0)
     return counts
-
-
-class Refill:
-    """Collects samples, in order, into batches of one size; 0: that of the first batch."""
-
-    def __init__(self, size: int = 0) -> None:
-        self.size = size
-        self._waiting: list[Batch] = []
-        self._count = 0
-
-    def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
-        """Add the chosen (B,) samples; yields the batches that are full."""
-        self.size = self.size or batch.num_samples
-        samples = np.flatnonzero(chosen)
-        while len(samples) and self._count + len(samples) >= self.size:
-            needed = self.size - self._count
-            self._wait(batch, samples[:needed])
-            samples = samples[needed:]
-            yield self._join()
-        self._wait(batch, samples)
-
-    def rest(self) -> Iterator[Batch]:
-        """Yield the remaining samples as one smaller batch, if there are any."""
-        if self._count:
-            yield self._join()
-
-    def _wait(self, batch: Batch, samples: NDArray[np.int64]) -> None:
-        if len(samples):
-            self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
-            self._count += len(samples)
-
-    def _join(self) -> Batch:
-        if any("weight" in batch.extras for batch in self._waiting):
-            ones = [np.ones(batch.num_samples) for batch in self._waiting]
-            self._waiting = [weighted(batch, weights) for batch, weights in zip(self._waiting, ones, strict=True)]
-        joined = concatenate(self._waiting)
-        self._waiting, self._count = [], 0
-        return joined
-
-
-class KeptInputs(Refill):
-    """Collects the inputs that a rule keeps, and counts in the rule's `seen_inputs` and `dropped_inputs`.
-
-    The remaining inputs at the end make a smaller batch. If inputs were dropped, it is weighted by its share of a full
-    batch, so that each of its inputs counts as much as others do.
-    """
-
-    def __init__(self, rule: SkipRule) -> None:
-        super().__init__()
-        self._rule = rule
-        self._has_dropped = False
-
-    def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
-        self._rule.seen_inputs += batch.num_samples
-        dropped = len(chosen) - int(np.count_nonzero(chosen))
-        self._rule.dropped_inputs += dropped
-        self._has_dropped |= dropped > 0
-        yield from super().add(batch, chosen)
-
-    def rest(self) -> Iterator[Batch]:
-        for batch in super().rest():
-            share = batch.num_samples / self.size
-            yield weighted(batch, np.full(batch.num_samples, share)) if self._has_dropped else batch
-
-
-def weighted(batch: Batch, weights: NDArray[np.float64]) -> Batch:
-    """Return the batch with weights (B,) of its samples, times those that it has, in `Batch.extras["weight"]`."""
-    weights = weights * batch.extras.get("weight", 1)
-    return replace(batch, extras={**batch.extras, "weight": weights.astype(np.float32)}).mark_unshared()
-
-
-class WeightSums:
-    """Number, sum and sum of squares of the weights of kept samples, (3,) `values`."""
-
-    def __init__(self) -> None:
-        self.values = np.zeros(3)
-
-    def add(self, weights: NDArray[np.floating[Any]]) -> None:
-        """Add the weights (n,) of samples."""
-        self.values += len(weights), weights.sum(), (weights * weights).sum()
-
-    @property
-    def effective_share(self) -> float:
-        """(sum w)^2 / (n * sum w^2), see `SkipRule.effective_share`."""
-        count, total, squares = self.values
-        return float(total * total / (count * squares)) if count else 1.0
 
 
 class PeekableBatches:
@@ -195,54 +103,6 @@ class Spool:
 
     def _read(self) -> NDArray[Any]:
         return np.lib.format.read_array(self._file, allow_pickle=False)
-
-
-class ByRow(Generic[Scalar]):
-    """One value per row, 0 unless written. Pages that were never written take no memory."""
-
-    def __init__(self, dtype: type[Scalar]) -> None:
-        self._values: NDArray[Scalar] = np.zeros(0, dtype)
-
-    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Scalar]:
-        inside = rows < len(self._values)
-        if inside.all():
-            return self._values[rows]
-        values = np.zeros(len(rows), self._values.dtype)
-        values[inside] = self._values[rows[inside]]
-        return values
-
-    def __setitem__(self, rows: NDArray[np.int64], values: Any) -> None:
-        if len(rows):
-            needed = int(rows.max()) + 1
-            if needed > len(self._values):
-                self.reserve(max(needed, 2 * len(self._values)))
-            self._values[rows] = values
-
-    def forget(self, rows: NDArray[np.int64]) -> None:
-        """Set the values of rows (n,) to 0."""
-        self._values[rows[rows < len(self._values)]] = 0
-
-    def reserve(self, num_rows: int) -> None:
-        """Make room for rows below `num_rows` at once."""
-        if num_rows > len(self._values):
-            grown = np.zeros(num_rows, self._values.dtype)
-            grown[: len(self._values)] = self._values
-            self._values = grown
-
-    def restore(self, rows: NDArray[np.int64], values: Any) -> None:
-        """Set these values (n,) of rows (n,), and 0 for all others.
-
-        Raises:
-            ValueError: for a row below 0, or another number of values.
-        """
-        if len(rows) and rows.min() < 0:
-            raise ValueError(f"expected a state of rows of at least 0, got {rows.min()}")
-        self._values = np.zeros(0, self._values.dtype)
-        self[rows] = values
-
-    def rows(self) -> NDArray[np.int64]:
-        """Rows whose value is not 0, ascending."""
-        return np.flatnonzero(self._values)
 
 
 def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

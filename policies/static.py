@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TierView
+from adaptive import Batch, Calibrates, RowStats, TierView
 from adaptive.policies.samples import check_state, count_rows, lookup
 
 
-class Static(Policy):
+class Static(Calibrates):
     """A row is worth its lookups in the sample."""
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TierView
+from adaptive import Batch, Calibrates, RowStats, TierView
 from adaptive.policies.samples import check_state
 
 
-class Tables(Policy):
+class Tables(Calibrates):
     """A row is worth its table's lookups in the sample per byte of the table."""
 
     misses = "host"

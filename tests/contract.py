@@ -22,7 +22,7 @@ from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policies.slipstream import Slipstream
 from adaptive.policies.static import Static
 from adaptive.policies.tables import Tables
-from adaptive.policy import Policy, RowStats, SkipRule, TierView
+from adaptive.policy import InputPolicy, InputRule, Policy, RowStats, TierView
 
 
 class RandomScores(Policy):
@@ -54,7 +54,7 @@ class Infinite(Policy):
         return np.where(rows.rows % 2 == 0, np.inf, -np.inf)
 
 
-class Regrouping(LRU):
+class Regrouping(LRU, InputPolicy):
     """Two batches become one, its samples in reverse order."""
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
@@ -64,18 +64,15 @@ class Regrouping(LRU):
             yield joined.take(np.arange(joined.num_samples)[::-1])
 
 
-class DropsOdd(SkipRule):
+class DropsOdd(InputRule):
     """Every other sample is left out."""
 
-    drops_inputs = True
-    most = 1
+    def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        self.batch_share = 0.5
+        return np.arange(batch.num_samples) % 2 == 0
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        for batch in batches:
-            left = batch.take(np.arange(0, batch.num_samples, 2))
-            self.seen_inputs += batch.num_samples
-            self.dropped_inputs += batch.num_samples - left.num_samples
-            yield left
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        raise AssertionError("not asked")
 
 
 class Dropping(LRU):
@@ -83,7 +80,7 @@ class Dropping(LRU):
         self.rule = DropsOdd()
 
 
-class InParts(LRU):
+class InParts(LRU, InputPolicy):
     """Every batch is cut in two, not in the middle."""
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:

@@ -26,7 +26,7 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam
 from adaptive.policies.lru import LRU
-from adaptive.policy import TierView
+from adaptive.policy import Calibrates, TierView
 
 SHARED = TableConfig(name="items", num_embeddings=20, embedding_dim=4, features=("seen", "bought"))
 USERS = TableConfig(name="users", num_embeddings=30, embedding_dim=4)
@@ -188,7 +188,7 @@ def test_the_modules_parameter_has_no_values() -> None:
 
 
 def test_calibrate_hands_the_sample_and_a_view_to_the_policy() -> None:
-    class Calibrated(LRU):
+    class Calibrated(LRU, Calibrates):
         def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
             self.seen = [view.rows(batch).tolist() for batch in sample]
 
@@ -200,7 +200,7 @@ def test_calibrate_hands_the_sample_and_a_view_to_the_policy() -> None:
 
 
 def test_a_policy_that_cannot_calibrate_is_a_policy_error() -> None:
-    class Stubborn(LRU):
+    class Stubborn(LRU, Calibrates):
         def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
             raise IndexError("empty")
 

@@ -15,7 +15,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.optim import SGD
-from adaptive.policy import Policy, TierView
+from adaptive.policy import InputPolicy, TierView
 
 TABLES = [
     TableConfig(name="user", num_embeddings=10, embedding_dim=4),
@@ -204,7 +204,7 @@ def test_names_that_are_not_the_tables_are_refused(features: dict[str, Any], mes
         embeddings.read(Batch.of(features, labels=[0]))
 
 
-class Swaps(Policy):
+class Swaps(InputPolicy):
     """The second half of a batch before its first, in batches of another size."""
 
     def score(self, rows: Any) -> Any:

@@ -16,11 +16,10 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.plugins import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
-from adaptive.policies.hotline import Hotline
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.rules.defer import Defer
-from adaptive.policy import Policy, RowStats, arranges, order_of
+from adaptive.policy import Policy, RowStats
 
 SOURCE = """
     import numpy as np
@@ -261,18 +260,7 @@ def test_a_policy_without_state_refuses_a_foreign_one() -> None:
         make_policy("lru").load_state_dict({"rows": np.arange(2)})
 
 
-# --- whether a policy makes batches of its own; whose score its order speaks of --------------------------------------
-
-
-def test_a_policy_arranges_if_it_overrides_arrange() -> None:
-    assert not arranges(LRU) and not arranges(LRU())
-    assert arranges(Hotline) and arranges(Hotline())
-
-
-def test_an_instance_that_is_given_an_arrange_arranges() -> None:
-    policy = LRU()
-    policy.arrange = lambda batches, view: batches  # type: ignore[method-assign]
-    assert arranges(policy) and not arranges(LRU)
+# --- whose score an order describes ------------------------------------------------------------------------------
 
 
 def test_an_order_speaks_of_the_score_of_its_own_class() -> None:
@@ -290,17 +278,8 @@ def test_an_order_speaks_of_the_score_of_its_own_class() -> None:
         def score(self, rows: RowStats) -> NDArray[Any]:
             return rows.rows
 
-    assert order_of(LRU()) == ("last_access",)
-    assert order_of(LFU()) == ("accesses", "last_access")
-    assert order_of(OtherAndItsOrder()) == order_of(Below()) == ("accesses",)
-    assert order_of(Other()) == order_of(Plain()) == ()
-
-
-def test_an_order_counts_only_for_its_score_and_settings() -> None:
-    assert order_of(LFU(half_life=3)) == ()
-    policy = LRU()
-    policy.score = lambda rows: rows.accesses  # type: ignore[method-assign]
-    assert order_of(policy) == ()
-    policy = LRU()
-    policy.order = ("accesses",)  # no class says that its score does that
-    assert order_of(policy) == ()
+    assert LRU().order == ("last_access",)
+    assert LFU().order == ("accesses", "last_access")
+    assert LFU(half_life=3).order == ()
+    assert OtherAndItsOrder().order == Below().order == ("accesses",)
+    assert Other().order == Plain().order == ()

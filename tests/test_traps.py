@@ -49,7 +49,7 @@ from adaptive.errors import DeviceMemoryError, InputError
 from adaptive.optim import SGD, Adam, RowOptimizer
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy import InputPolicy, Policy, RowStats, TierView
 
 # --- prefetch order and cache races --------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ def test_trap_10_lookups_are_counted_once_and_follow_the_row(depth: int) -> None
 def test_trap_11_a_policy_that_arranges_inputs_keeps_its_state(depth: int) -> None:
     """A preprocessing module run for the look-ahead's batch ran again for the batch itself, or lost its state."""
 
-    class Numbering(LRU):
+    class Numbering(LRU, InputPolicy):
         calls = 0
 
         def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:

@@ -151,11 +151,12 @@ def _entry_text(name: str, entry: dict[str, str]) -> str:
 
 
 def _decides(cls: "type[Policy]") -> list[str]:
-    """Return the methods of the interface that the class implements."""
-    from adaptive.policy import Policy
+    """Return the methods of the interfaces that the class implements."""
+    from adaptive.policy import Calibrates, Follows, InputPolicy, Policy
 
-    optional = ("looked_up", "left", "came", "expired", "arrange", "calibrate")
-    return ["score", *(name for name in optional if getattr(cls, name) is not getattr(Policy, name))]
+    kinds = (kind for kind in (Policy, Follows, Calibrates, InputPolicy) if issubclass(cls, kind))
+    public = (name for kind in kinds for name, member in vars(kind).items() if inspect.isfunction(member))
+    return [name for name in public if not name.startswith("_") and not name.endswith("state_dict")]
 
 
 def _parameters(cls: "type[Policy] | type[SkipRule]") -> dict[str, dict[str, str]]:

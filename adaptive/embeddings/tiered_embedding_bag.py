@@ -241,7 +241,7 @@ class TieredEmbeddingBag(nn.Module):
         try:
             with self._pipeline.running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
-                arranged = policy_caller.arrange(named, self.runtime.view, self._hashed_view)
+                arranged = policy_caller.arrange(named, self.runtime.view, self._hashed_view.rows)
                 with closing(one_pass.ready_batches(map(own_part, arranged))) as ready_batches:
                     for ready in ready_batches:
                         planned = self._batch_steps.planned(ready)

@@ -30,7 +30,7 @@ from adaptive.models.factory import AnyConfig, checked, make_model, model_config
 from adaptive.models.model_settings import DINConfig
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
-from adaptive.policy import Policy, arranges, calibrates
+from adaptive.policy import Calibrates, InputPolicy, Policy
 
 FIRST_BATCHES = 16  # that determine the size of the device tier
 CALIBRATION_SHARE = 0.05  # of all inputs, as in the paper of FAE
@@ -81,10 +81,15 @@ def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -
 
     Sets `epoch_batches` of policies that arrange inputs.
     """
-    sample = _calibration_sample(config, dataset) if any(map(calibrates, policies)) else Sample([])
-    for policy in filter(arranges, policies):
-        counted = dataset.num_train_samples()
-        policy.epoch_batches = _epoch_batches(config, sample.num_samples if counted is None else counted)
+    sample = (
+        _calibration_sample(config, dataset)
+        if any(isinstance(policy, Calibrates) for policy in policies)
+        else Sample([])
+    )
+    for policy in policies:
+        if isinstance(policy, InputPolicy):
+            counted = dataset.num_train_samples()
+            policy.epoch_batches = _epoch_batches(config, sample.num_samples if counted is None else counted)
     return sample.batches
 
 

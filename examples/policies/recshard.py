@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TierView
+from adaptive import Batch, Calibrates, RowStats, TierView
 from adaptive.policies.samples import check_range, check_state, count_rows, lookup
 
 
-class RecShard(Policy):
+class RecShard(Calibrates):
     """A row is worth its expected lookups per sample: a wide row saves more and takes more room, in proportion.
 
     Rows within one step of the distribution count the same, which reduces sampling noise. A

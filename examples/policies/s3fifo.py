@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Policy, RowStats, TierView
-from adaptive.policies.samples import ByRow, check_state
+from adaptive import ByRow, Follows, RowStats, TierView
+from adaptive.policies.samples import check_state
 
 _NONE, _SMALL, _MAIN = range(3)
 _MOST_VISITS = 3  # two bits, as in the paper
@@ -24,13 +24,13 @@ Ints = NDArray[np.int64]
 Order = tuple[Ints, Ints, NDArray[np.bool_], Ints]  # see `_order`
 
 
-class S3FIFO(Policy):
+class S3FIFO(Follows):
     """Rows enter the small queue, or the main queue if they left the small one recently.
 
     To make room, the oldest row of the small queue is evicted, or moves to the main queue if at least two batches used
     it. While the main queue exceeds its share, its oldest row is evicted instead, or goes around once more for each
     batch that used it, up to three. Rows that planned batches hold are passed over. A row that moves can be evicted for
-    the next batch at the earliest. `score` only ranks rows; `left` then moves the queues.
+    the next batch at the earliest. `score` only ranks rows; `evicted` then moves the queues.
     `small` is the small queue's share of the device rows, a tenth in the paper.
     """
 
@@ -52,9 +52,9 @@ class S3FIFO(Policy):
         is_resident = view.resident(rows)
         visited = rows[is_resident]
         self._visits[visited] = np.minimum(self._visits[visited] + 1, _MOST_VISITS)
-        self._admit(rows[~is_resident])  # before `came`: they count when room is made
+        self._admit(rows[~is_resident])  # before `admitted`: they count when room is made
 
-    def came(self, number: int, rows: Ints) -> None:
+    def admitted(self, number: int, rows: Ints) -> None:
         self._admit(rows[self._queues[rows] == _NONE])  # evicted and admitted again because slots were rebalanced
 
     def _admit(self, rows: Ints) -> None:
@@ -85,7 +85,7 @@ class S3FIFO(Policy):
         self._scored.append((rows.step, (candidates[small], candidates[main], moves, examined)))
         return turns
 
-    def left(self, number: int, rows: Ints) -> None:
+    def evicted(self, number: int, rows: Ints) -> None:
         for _, (small, main, moves, examined) in [scored for scored in self._scored if scored[0] == number]:
             small_evicted = np.isin(small, rows) & (self._queues[small] != _NONE)
             main_evicted = np.isin(main, rows) & (self._queues[main] != _NONE)

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Policy, RowStats, TierView
-from adaptive.policies.samples import ByRow, check_state
+from adaptive import ByRow, Follows, RowStats, TierView
+from adaptive.policies.samples import check_state
 
 _ROUND = 1 << 50  # exceeds all places in the queue; scores are compared as float64, which is exact up to 2**53
 
 
-class Sieve(Policy):
+class Sieve(Follows):
     """Rows queue in order of admission; a lookup of a row in the queue only marks it.
 
     To make room, a hand moves from where it stopped towards newer rows, and around. It removes the marks of marked rows
     and evicts rows without a mark. Rows that planned batches hold are passed over and keep their marks. Tables of
     different widths share the hand.
 
-    `score` only ranks rows. `left` then moves the hand to the last row that was evicted.
+    `score` only ranks rows. `evicted` then moves the hand to the last row that was evicted.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Sieve(Policy):
         self._marked.reserve(view.num_rows)
         self._marked[rows] = view.resident(rows)
 
-    def came(self, number: int, rows: NDArray[np.int64]) -> None:
+    def admitted(self, number: int, rows: NDArray[np.int64]) -> None:
         self._places[rows] = self._end + 1 + np.arange(len(rows))
         self._end += len(rows)
 
@@ -52,7 +52,7 @@ class Sieve(Policy):
         self._scored.append((rows.step, rows.rows, scores))
         return scores
 
-    def left(self, number: int, rows: NDArray[np.int64]) -> None:
+    def evicted(self, number: int, rows: NDArray[np.int64]) -> None:
         for batch, candidates, scores in self._scored:
             evicted = np.isin(candidates, rows)
             if batch != number or not evicted.any():

@@ -31,13 +31,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TierView
+from adaptive import Batch, ByRow, Calibrates, InputPolicy, Refill, RowStats, TierView
 from adaptive.policies.fae.shuffle import START, ShuffleScheduler, hold_back
 from adaptive.policies.fae.threshold import find_threshold
 from adaptive.policies.samples import (
-    ByRow,
     PeekableBatches,
-    Refill,
     Spool,
     check_range,
     check_state,
@@ -46,7 +44,7 @@ from adaptive.policies.samples import (
 )
 
 
-class FAE(Policy):
+class FAE(Calibrates, InputPolicy):
     """Only the rows that the calibrator selects as hot are worth the device.
 
     Args:

@@ -19,14 +19,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TierView
+from adaptive import Batch, Follows, InputPolicy, RowStats, TierView
 from adaptive.policies.hotline.learning import LOGGER_BYTES, make_learner
 from adaptive.policies.samples import check_shares, check_state, count_lookups
 
 UNKNOWN = 100  # mini-batches in the learning phase if the length of an epoch is unknown
 
 
-class Hotline(Policy):
+class Hotline(Follows, InputPolicy):
     """Keep the learned popular rows, and the most recently used of the others.
 
     A wrong guess of popular rows costs speed, never correctness.

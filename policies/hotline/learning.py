@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import TierView
-from adaptive.policies.samples import ByRow
+from adaptive import ByRow, TierView
 
 if TYPE_CHECKING:
     from adaptive import AccessLog

@@ -6,14 +6,14 @@ gradient is that of all samples, and with `factor` c its variance is about 1 + 1
 case-control sampling", Annals of Statistics 42(5), 2014, https://arxiv.org/abs/1306.3706.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, ClickPredictor, SkipRule, TierView
-from adaptive.policies.samples import KeptInputs, WeightSums, check_range, check_state, uniform, weighted
+from adaptive import Batch, ClickPredictor, InputRule
+from adaptive.policies.samples import check_range, check_state, uniform
 
 BINS: Final = 256  # of the residuals, from 0 to 1
 MIDDLES: Final = (np.arange(BINS) + 0.5) / BINS
@@ -23,7 +23,7 @@ LEAST_GAIN: Final = 0.5  # share of what random dropping loses that a target mus
 LEAST_SKIPPED: Final = 0.02  # share of the inputs: to take batches apart for fewer costs more than it saves
 
 
-class Predicted(SkipRule):
+class Predicted(InputRule):
     """Skip predictable inputs, with inverse-probability weights in `Batch.extras["weight"]`.
 
     The prediction is a logistic regression that learns from every input in the look-ahead. It needs labels from 0 to 1.
@@ -42,14 +42,10 @@ class Predicted(SkipRule):
         seed: of the random choice.
 
     Attributes:
-        seen_inputs, dropped_inputs: inputs read, and inputs left out, so far.
-        effective_share: see `SkipRule`, over the inputs kept since the warm-up.
         current_factor: the factor in use; 0: nothing is skipped.
     """
 
-    drops_inputs = reads_inputs_only = True
-    most = 1
-    reported = ("effective_share", "current_factor")
+    reported = ("current_factor",)
 
     def __init__(
         self,
@@ -67,30 +63,27 @@ class Predicted(SkipRule):
         check_range(1, warmup=warmup)
         self.factor, self.target_drop, self.min_keep = factor, target_drop, min_keep
         self.rate, self.warmup, self.seed = rate, warmup, seed
-        self.seen_inputs = self.dropped_inputs = 0
         self.current_factor = 0.0
         self._batches = 0
-        self._kept_share = 1.0  # size of a filled batch over that of a batch as read
+        self._size = 0  # inputs of the first batch
+        self._kept_share = 1.0
         self._residuals = np.zeros(BINS)  # inputs by residual, since the factor was chosen
-        self._weights = WeightSums()  # since the warm-up
         self._predictor = ClickPredictor(rate=rate)
 
-    @property
-    def effective_share(self) -> float:
-        return self._weights.effective_share
-
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        refill, size = KeptInputs(self), 0
-        for batch in batches:
-            size = size or batch.num_samples
-            if self._batches and self._batches % self.warmup == 0:
-                self._choose_factor()
-            refill.size = max(1, round(size * self._kept_share))
-            if not ((batch.labels >= 0) & (batch.labels <= 1)).all():  # NaN is neither
-                raise ValueError("expected labels from 0 to 1, by which `predicted` skips; got others")
-            residuals = np.abs(self._predictor.residuals(batch, view.rows(batch), view.num_rows))
-            yield from refill.add(*self._sample(batch, residuals, refill.size / size))
-        yield from refill.rest()
+    def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        self._size = self._size or batch.num_samples
+        if self._batches and self._batches % self.warmup == 0:
+            self._choose_factor()
+        self.batch_share = max(1, round(self._size * self._kept_share)) / self._size
+        if not ((batch.labels >= 0) & (batch.labels <= 1)).all():  # NaN is neither
+            raise ValueError("expected labels from 0 to 1, by which `predicted` skips; got others")
+        residuals = np.abs(self._predictor.residuals(batch, rows, self.num_rows))
+        bins = np.minimum((residuals * BINS).astype(np.int64), BINS - 1)
+        self._residuals += np.bincount(bins, minlength=BINS)
+        self._batches += 1
+        kept = self._probability(residuals.astype(np.float64))
+        numbers = self.seen_inputs + np.arange(batch.num_samples)
+        return np.where(uniform(numbers, self.seed) < kept, self.batch_share / kept, 0.0)
 
     def _choose_factor(self) -> None:
         """Choose the factor and the size of batches by the residuals of the latest `warmup` batches.
@@ -104,46 +97,31 @@ class Predicted(SkipRule):
             self.current_factor = self.factor
         else:
             self.current_factor = choose_factor(counts, self.target_drop, self.min_keep)
-        share = float(counts @ self._keep(MIDDLES))
+        share = float(counts @ self._probability(MIDDLES))
         if share > 1 - LEAST_SKIPPED:
             self.current_factor, self._kept_share = 0.0, 1.0
         elif abs(share - self._kept_share) > 0.05 * self._kept_share:
             self._kept_share = share
 
-    def _keep(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _probability(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the probability with which inputs of these residuals (n,) are kept."""
         if not self.current_factor:
             return np.ones(len(residuals))
         return np.clip(self.current_factor * residuals, self.min_keep, 1)
 
-    def _sample(self, batch: Batch, residuals: NDArray[np.float32], scale: float) -> tuple[Batch, NDArray[np.bool_]]:
-        """Return the batch with weights, and which of its inputs (B,) are kept."""
-        numbers = self.seen_inputs + np.arange(batch.num_samples)
-        bins = np.minimum((residuals * BINS).astype(np.int64), BINS - 1)
-        self._residuals += np.bincount(bins, minlength=BINS)
-        keep = self._keep(residuals.astype(np.float64))
-        chosen = uniform(numbers, self.seed) < keep
-        weights = scale / keep
-        if self._batches >= self.warmup:
-            self._weights.add(weights[chosen])
-        self._batches += 1
-        if (weights == 1).all():  # so that the loss is that without a rule, bit for bit
-            return batch, chosen
-        return weighted(batch, weights), chosen
-
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
-            "inputs": np.array([self.seen_inputs, self.dropped_inputs, self._batches]),
-            "sums": np.array([self.current_factor, self._kept_share, *self._weights.values]),
+            "batches": np.array([self._batches]),
+            "shares": np.array([self.current_factor, self._kept_share]),
             "residuals": self._residuals.copy(),
             **self._predictor.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
-        self.seen_inputs, self.dropped_inputs, self._batches = map(int, state["inputs"])
-        self.current_factor, self._kept_share, *weights = map(float, state["sums"])
-        self._weights.values[:], self._residuals[:] = weights, state["residuals"]
+        (self._batches,) = map(int, state["batches"])
+        self.current_factor, self._kept_share = map(float, state["shares"])
+        self._residuals[:] = state["residuals"]
         self._predictor.load_state_dict(state)
 
 

@@ -17,13 +17,13 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig
 from adaptive.errors import AdaptiveError, CheckpointError, PolicyError
 from adaptive.policies.lru import LRU
-from adaptive.policy import RowStats, SkipRule, TierView
+from adaptive.policy import Follows, InputPolicy, InputRule, RowStats, TierView
 from adaptive.training.runs.state import load_policy_state, policy_state
 
 pytestmark = attack
 
 
-class Follows(Misbehaves):
+class Everything(Misbehaves, Follows, InputPolicy):
     """A policy of which all is asked that a run may ask, in batches of the library."""
 
     reported = ("number",)
@@ -35,11 +35,11 @@ class Follows(Misbehaves):
     def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:
         return self._do("looked_up", lambda: None)  # type: ignore[no-any-return]
 
-    def left(self, number: int, rows: NDArray[np.int64]) -> None:
-        return self._do("left", lambda: None)  # type: ignore[no-any-return]
+    def evicted(self, number: int, rows: NDArray[np.int64]) -> None:
+        return self._do("evicted", lambda: None)  # type: ignore[no-any-return]
 
-    def came(self, number: int, rows: NDArray[np.int64]) -> None:
-        return self._do("came", lambda: None)  # type: ignore[no-any-return]
+    def admitted(self, number: int, rows: NDArray[np.int64]) -> None:
+        return self._do("admitted", lambda: None)  # type: ignore[no-any-return]
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for batch in batches:
@@ -52,10 +52,10 @@ class Follows(Misbehaves):
         self._do("load_state_dict", lambda: None)
 
 
-class Rule(SkipRule):
+class Rule(InputRule):
     """The same of a skip rule."""
 
-    warmup, drops_inputs = 0, True
+    warmup, most = 0, 2
     hook = ""
     misdeed: Callable[[], Any]
     _do = Misbehaves._do
@@ -67,9 +67,9 @@ class Rule(SkipRule):
         found: NDArray[Any] = self._do("visits", lambda: np.full(len(rows), 2))
         return found
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        for number, batch in enumerate(batches):
-            yield self._do("arrange", lambda batch=batch: batch) if number == 3 else batch
+    def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[Any]:
+        found: NDArray[Any] = self._do("keep", lambda: np.ones(batch.num_samples))
+        return found
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = self._do("state_dict", dict)
@@ -79,8 +79,8 @@ class Rule(SkipRule):
         self._do("load_state_dict", lambda: None)
 
 
-OTHER_HOOKS: Final = ("looked_up", "left", "came", "observe", "load_state_dict", "reported")
-RULE_HOOKS: Final = ("begin", "visits", "arrange", "state_dict", "load_state_dict")
+OTHER_HOOKS: Final = ("looked_up", "evicted", "admitted", "observe", "load_state_dict", "reported")
+RULE_HOOKS: Final = ("begin", "visits", "keep", "state_dict", "load_state_dict")
 WANT_NOTHING: Final = ("observe", "load_state_dict", "begin")  # what they return is not looked at
 SOME: Final = SkipConfig(interval=2, hot_rows="100%", min_accesses=1, feedback_delay=2)
 
@@ -98,8 +98,8 @@ def trained_by(policy: LRU) -> None:
 def test_any_other_hook_that_misbehaves_is_named_too(hook: str) -> None:
     of_rule, name = hook.startswith("rule."), hook.removeprefix("rule.")
     for misdeed, action in MISDEEDS.items():
-        kind = type("Wicked", (Rule if of_rule else Follows,), {"hook": name, "misdeed": staticmethod(action)})
-        policy = Follows() if of_rule else kind()
+        kind = type("Wicked", (Rule if of_rule else Everything,), {"hook": name, "misdeed": staticmethod(action)})
+        policy = Everything() if of_rule else kind()
         policy.rule = kind() if of_rule else None
         returns = misdeed in ("None", "object", "text", "objects")
         if returns and (name in WANT_NOTHING or (misdeed == "None" and hook in OTHER_HOOKS[:3])):

@@ -20,7 +20,7 @@ from support.toy import toy_config
 from adaptive.batch import Batch
 from adaptive.errors import CheckpointError, PolicyError, error_text
 from adaptive.policies.lru import LRU
-from adaptive.policy import RowStats, TierView
+from adaptive.policy import Calibrates, InputPolicy, RowStats, TierView
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.training.runs import resume_run, train_run
 
@@ -67,7 +67,7 @@ MISDEEDS: Final[dict[str, Callable[[], Any]]] = {
 HOOKS: Final = ("score", "arrange", "calibrate", "state_dict")
 
 
-class Misbehaves(LRU):
+class Misbehaves(LRU, Calibrates):
     """Does something in one hook."""
 
     hook = ""
@@ -88,7 +88,7 @@ class Misbehaves(LRU):
         return found
 
 
-class Arranges(Misbehaves):
+class Arranges(Misbehaves, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for number, batch in enumerate(batches):
             yield self._do("arrange", lambda batch=batch: batch) if number == 3 else batch

@@ -12,9 +12,9 @@ from adaptive.studies.policy_checks.checks import CHECKS
 Cli = Callable[..., Any]
 
 MINE = '''
-from adaptive.policy import Policy
+from adaptive.policy import InputPolicy, Policy
 
-class Mine(Policy):
+class Mine(InputPolicy):
     """Keeps what it likes.
 
     As in https://arxiv.org/abs/1234.56789.
@@ -54,7 +54,11 @@ def test_show(cli: Cli) -> None:
         "decay": {"type": "float", "default": "0.5"},
         "size": {"type": "int", "default": "none, required"},
     }
-    assert (result["misses"], result["device_rows"], result["decides"]) == ("prefetch", "any", ["score", "arrange"])
+    assert (result["misses"], result["device_rows"], result["decides"]) == (
+        "prefetch",
+        "any",
+        ["score", "arrange", "observe"],
+    )
     text = cli("policies", "show", "mine.py:Mine").out
     assert text.startswith("Keeps what it likes.") and "decay: float = 0.5" in text
 
@@ -67,7 +71,7 @@ def test_show_includes_the_docstring_of_the_module(cli: Cli) -> None:
 
 def test_check_reports_a_policy_that_breaks_the_contract(cli: Cli) -> None:
     Path("bad.py").write_text(
-        "import numpy as np\nfrom adaptive.policy import Policy\n"
+        "import numpy as np\nfrom adaptive.policy import InputPolicy, Policy\n"
         "class Bad(Policy):\n    def score(self, rows):\n        return np.full(len(rows), np.nan)\n"
     )
     result = cli("policies", "check", "bad.py:Bad")
@@ -94,7 +98,7 @@ def test_check_shows_a_shared_cause_once(cli: Cli) -> None:
 
 def test_check_keeps_policy_output_off_stdout(cli: Cli) -> None:
     Path("loud.py").write_text(
-        "from adaptive.policy import Policy\nprint('read')\n"
+        "from adaptive.policy import InputPolicy, Policy\nprint('read')\n"
         "class Loud(Policy):\n    def score(self, rows):\n        print('asked')\n        return rows.last_access\n"
     )
     result = cli("policies", "check", "loud.py:Loud", "--json")

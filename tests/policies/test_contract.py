@@ -13,7 +13,7 @@ from adaptive.plugins import installed_policies, load_policy_class
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
 from adaptive.policies.static import Static
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy import Calibrates, Follows, InputPolicy, Policy, RowStats, TierView
 from adaptive.studies.policy_checks import check_policy
 from adaptive.studies.policy_checks.checks import CHECKS
 
@@ -35,7 +35,17 @@ def broken(base: type[Policy] = LRU, **members: Any) -> type[Policy]:
     return type("Broken", (base,), members)
 
 
-class CountsCalibrations(LRU):
+class Sampled(LRU, Calibrates):
+    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
+        pass
+
+
+class Regroups(LRU, InputPolicy):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        return batches
+
+
+class CountsCalibrations(LRU, Calibrates):
     calls = 0
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
@@ -68,7 +78,7 @@ def relabels(self: Policy, batches: Iterator[Batch], view: TierView) -> Iterator
     return (Batch(batch.dense, batch.ids, batch.offsets, 1 - batch.labels) for batch in batches)
 
 
-class ReversesLater(LRU):
+class ReversesLater(LRU, InputPolicy):
     arranged = 0
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
@@ -77,7 +87,7 @@ class ReversesLater(LRU):
             yield batch if self.arranged < 9 else batch.take(np.arange(batch.num_samples)[::-1])
 
 
-class CountsFaster(LRU):
+class CountsFaster(LRU, Follows):
     total = by = 0
 
     def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:
@@ -92,6 +102,11 @@ class CountsFaster(LRU):
 
 
 BROKEN = {
+    "follows without saying so": (
+        broken(admitted=lambda self, number, rows: None),
+        "methods belong",
+        "admitted is never called: derive from adaptive.Follows",
+    ),
     "wrong shape": (
         broken(score=lambda self, rows: rows.last_access[:1]),
         "score returns",
@@ -126,7 +141,7 @@ BROKEN = {
     ),
     "counts calibrations": (CountsCalibrations, "calibrating again", "it returns other scores"),
     "needs a sample": (
-        broken(calibrate=lambda self, sample, view: view.rows(sample[0])),
+        broken(Sampled, calibrate=lambda self, sample, view: view.rows(sample[0])),
         "calibrating again",
         "IndexError",
     ),
@@ -148,23 +163,33 @@ BROKEN = {
         "state_dict()['names']: expected numbers or text, got object",
     ),
     "loses": (
-        broken(arrange=loses),
+        broken(Regroups, arrange=loses),
         "arrange keeps",
         "arrange: expected all 187 samples, got 175",
     ),
     "repeats": (
-        broken(arrange=lambda self, batches, view: (batch for batch in batches for _ in range(2))),
+        broken(
+            Regroups,
+            arrange=lambda self, batches, view: (batch for batch in batches for _ in range(2)),
+        ),
         "arrange keeps",
         "yielded sample 0 twice",
     ),
-    "relabels": (broken(arrange=relabels), "arrange keeps", "changed sample 0"),
+    "relabels": (
+        broken(Regroups, arrange=relabels),
+        "arrange keeps",
+        "changed sample 0",
+    ),
     "no batches": (
-        broken(arrange=lambda self, batches, view: (batch.ids for batch in batches)),
+        broken(
+            Regroups,
+            arrange=lambda self, batches, view: (batch.ids for batch in batches),
+        ),
         "arrange keeps",
         "expected a Batch at position 0, got ndarray",
     ),
     "reads all": (
-        broken(arrange=lambda self, batches, view: iter(list(batches))),
+        broken(Regroups, arrange=lambda self, batches, view: iter(list(batches))),
         "arrange is lazy",
         "read 1000 batches before it yielded one",
     ),

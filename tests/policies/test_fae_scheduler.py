@@ -17,7 +17,7 @@ from adaptive.errors import ConfigError
 from adaptive.policies.fae import FAE
 from adaptive.policies.fae.shuffle import ShuffleScheduler, hold_back
 from adaptive.policies.lru import LRU
-from adaptive.policy import TierView
+from adaptive.policy import InputPolicy, TierView
 from adaptive.training.evaluation import evaluate
 from adaptive.training.trainer import Trainer
 
@@ -115,7 +115,7 @@ def test_decisions_are_the_same_for_any_depth_up_to_the_lag(rising: bool) -> Non
     assert found[0][0] != order(0, not rising)[0]
 
 
-class Hears(LRU):
+class Hears(LRU, InputPolicy):
     """Notes what it hears, and how many batches it had given away then."""
 
     def __init__(self) -> None:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from reference import learn_clicks
-from support.builders import View, batch_of
+from support.builders import batch_of, kept_batches
 from support.helpers import LFUOnHost
 
 from adaptive import (
@@ -38,10 +39,6 @@ def easy_batches(count: int, size: int = 64, seed: int = 0) -> Iterator[Batch]:
     for _ in range(count):
         ids = random.integers(0, ROWS, size)
         yield batch_of(ids, (ids >= 90) & (random.random(size) < 0.75))
-
-
-def arranged(rule: Predicted, batches: Iterator[Batch]) -> list[Batch]:
-    return list(rule.arrange(batches, View((ROWS,))))
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -77,15 +74,23 @@ def test_a_predictor_learns_and_is_restored() -> None:
             other.load_state_dict({**model.state_dict(), name: array})
 
 
+def rule_with(residuals: ArrayLike, factor: float, **options: Any) -> Predicted:
+    """A rule whose prediction leaves these residuals, in use from the first batch on."""
+    rule = Predicted(factor=factor, **options)
+    rule.current_factor = factor
+    rule._predictor.residuals = lambda *args: np.array(residuals, np.float32)  # type: ignore[method-assign]
+    return rule
+
+
 def test_weights_are_inverse_probabilities() -> None:
     """Written out: three samples at known residuals, one of which is drawn out."""
-    rule = Predicted(factor=2, min_keep=0.2, warmup=1)
-    list(rule.arrange(iter([batch_of([0, 1, 2])]), View((ROWS,))))
-    rule.current_factor = 2
-    drawn = uniform(3 + np.arange(3), 0)
-    batch, chosen = rule._sample(batch_of([0, 1, 2]), np.array([0.05, 0.25, 0.9], np.float32), 0.5)
-    assert chosen.tolist() == (drawn < [0.2, 0.5, 1]).tolist()
-    np.testing.assert_allclose(batch.extras["weight"], [2.5, 1, 0.5])
+    rule = rule_with([0.05, 0.25, 0.9], factor=2, min_keep=0.2)
+    rule.seen_inputs, rule._size, rule._kept_share = 3, 6, 0.5
+    chosen = uniform(3 + np.arange(3), 0) < [0.2, 0.5, 1]
+    assert chosen.any() and not chosen.all()
+    weights = rule.keep(batch_of([0, 1, 2]), np.arange(3))
+    np.testing.assert_allclose(weights, np.where(chosen, [2.5, 1, 0.5], 0), rtol=1e-6)
+    assert rule.batch_share == 0.5
 
 
 def test_the_expected_sum_is_that_of_all_inputs() -> None:
@@ -94,10 +99,8 @@ def test_the_expected_sum_is_that_of_all_inputs() -> None:
     values, residuals = random.standard_normal(40), random.random(40).astype(np.float32)
     sums = []
     for seed in range(3_000):
-        rule = Predicted(factor=1.5, min_keep=0.25, seed=seed)
-        rule.current_factor = 1.5
-        batch, chosen = rule._sample(batch_of(np.arange(40)), residuals, 1.0)
-        sums.append((values * batch.extras["weight"])[chosen].sum())
+        rule = rule_with(residuals, factor=1.5, min_keep=0.25, seed=seed)
+        sums.append((values * rule.keep(batch_of(np.arange(40)), np.arange(40))).sum())
     error = (np.mean(sums) - values.sum()) / (np.std(sums) / math.sqrt(len(sums)))
     assert abs(error) < 4 and np.std(sums) > 0.5
 
@@ -106,7 +109,7 @@ def test_a_user_weight_is_multiplied() -> None:
     rule = Predicted(warmup=1)
     ids = np.arange(4)
     batch = Batch.of(x=ids, labels=np.zeros(4), extras={"weight": np.array([1.0, 2, 3, 4])})
-    (first,) = rule.arrange(iter([batch]), View((ROWS,)))
+    (first,) = kept_batches(rule, iter([batch]))
     assert first.extras["weight"].tolist() == [1, 2, 3, 4]
 
 
@@ -116,7 +119,7 @@ def test_nothing_is_skipped_where_nothing_can_be_predicted(target: float | None)
     random = np.random.default_rng(5)
     batches = [batch_of(random.integers(0, ROWS, 256), random.random(256) < 0.5) for _ in range(120)]
     rule = Predicted(target_drop=target, warmup=20)
-    kept = arranged(rule, iter(batches))
+    kept = kept_batches(rule, iter(batches))
     assert rule.seen_inputs == 120 * 256 and rule.dropped_inputs == 0 and rule.current_factor == 0
     assert all(np.array_equal(batch.ids, other.ids) for batch, other in zip(kept, batches, strict=True))
 
@@ -124,9 +127,9 @@ def test_nothing_is_skipped_where_nothing_can_be_predicted(target: float | None)
 @pytest.mark.parametrize("target", [0.2, 0.5, 0.6])
 def test_a_target_is_met_where_inputs_are_predictable(target: float) -> None:
     rule = Predicted(target_drop=target, warmup=25)
-    arranged(rule, easy_batches(100))
+    kept_batches(rule, easy_batches(100))
     seen, dropped = rule.seen_inputs, rule.dropped_inputs
-    arranged(rule, easy_batches(300, seed=1))
+    kept_batches(rule, easy_batches(300, seed=1))
     share = (rule.dropped_inputs - dropped) / (rule.seen_inputs - seen)
     assert target - 0.12 < share < target + 0.05
 
@@ -158,7 +161,7 @@ def test_a_factor_is_chosen_by_what_is_lost() -> None:
 
 def test_predictable_inputs_go_and_the_number_of_steps_stays() -> None:
     rule = Predicted(factor=3, warmup=25)
-    batches = arranged(rule, easy_batches(400))
+    batches = kept_batches(rule, easy_batches(400))
     assert 0.5 < rule.dropped_inputs / rule.seen_inputs < 0.9
     assert sum(batch.num_samples for batch in batches) == rule.seen_inputs - rule.dropped_inputs
     assert 0.9 < len(batches) / 400 < 1.1
@@ -173,19 +176,19 @@ def test_predictable_inputs_go_and_the_number_of_steps_stays() -> None:
 def test_a_restored_rule_continues_as_the_one_that_went_through() -> None:
     batches = [*easy_batches(90)]
     whole, first, second = (Predicted(warmup=10) for _ in range(3))
-    arranged(whole, iter(batches[:50]))
-    arranged(first, iter(batches[:50]))
+    kept_batches(whole, iter(batches[:50]))
+    kept_batches(first, iter(batches[:50]))
     second.load_state_dict({name: array.copy() for name, array in first.state_dict().items()})
-    expected, got = arranged(whole, iter(batches[50:])), arranged(second, iter(batches[50:]))
+    second.seen_inputs = first.seen_inputs
+    expected, got = kept_batches(whole, iter(batches[50:])), kept_batches(second, iter(batches[50:]))
     assert [batch.ids.tolist() for batch in got] == [batch.ids.tolist() for batch in expected]
-    np.testing.assert_array_equal(got[-1].extras["weight"], expected[-1].extras["weight"])
-    assert second.effective_share == whole.effective_share
+    np.testing.assert_array_equal(got[-2].extras["weight"], expected[-2].extras["weight"])
 
 
 @pytest.mark.parametrize("label", [2.0, -0.5, float("nan")])
 def test_labels_that_are_no_probabilities_are_refused(label: float) -> None:
     with pytest.raises(ValueError, match=r"expected labels from 0 to 1"):
-        arranged(Predicted(), iter([batch_of([1, 2], [0, label])]))
+        Predicted().keep(batch_of([1, 2], [0, label]), np.arange(2))
 
 
 # --- weights of samples in the loss -----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch, Origin
-from adaptive.policies.random_drop import Drop
-from adaptive.policies.samples import ByRow, KeptInputs, PeekableBatches, Refill, Spool, count_lookups
+from adaptive.batch.refill import Refill
+from adaptive.policies.samples import PeekableBatches, Spool, count_lookups
+from adaptive.policy import ByRow
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
@@ -59,20 +60,6 @@ def test_nothing_is_lost_or_repeated(sizes: list[int], seed: int) -> None:
     assert all(batch.num_samples == sizes[0] for batch in found)
     found += refill.rest()
     assert [label for part in labels(found) for label in part] == expected
-
-
-@given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 1000))
-def test_kept_and_dropped_inputs_are_counted(sizes: list[int], seed: int) -> None:
-    """Inputs that fill no batch at the end make a smaller one, with their share of a full one as weight."""
-    random, rule = np.random.default_rng(seed), Drop()
-    refill = KeptInputs(rule)
-    full = [batch for size in sizes for batch in refill.add(numbered(0, size), random.random(size) < 0.6)]
-    rest = [*refill.rest()]
-    assert len(rest) <= 1 and rule.seen_inputs == sum(sizes)
-    for batch in rest:
-        weights = batch.extras.get("weight", np.ones(1))
-        assert (weights == np.float32(batch.num_samples / sizes[0] if rule.dropped_inputs else 1)).all()
-    assert rule.seen_inputs - rule.dropped_inputs == sum(batch.num_samples for batch in [*full, *rest])
 
 
 def test_values_by_row() -> None:

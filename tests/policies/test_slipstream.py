@@ -7,10 +7,10 @@ import pytest
 import torch
 from contract import row_stats
 from numpy.typing import NDArray
-from support.builders import FEW_ROWS, WATCH_EARLY, View, skewed_batches
+from support.builders import FEW_ROWS, WATCH_EARLY, kept_batches, skewed_batches
 from support.skip_rules import Waits
 
-from adaptive import Adagrad, Counter, Policy, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive import Adagrad, Counter, InputRule, Policy, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.policies.lfu import LFU
 from adaptive.policies.rules.defer import Defer
 from adaptive.policies.rules.predicted import Predicted
@@ -53,7 +53,7 @@ def test_its_rule_is_two_rules_with_their_defaults(optimizer: str) -> None:
     assert (both.factor, both.min_keep, both.rate, both.warmup) == (
         inputs.factor, inputs.min_keep, inputs.rate, inputs.warmup,
     )  # fmt: skip
-    assert both.drops_inputs and both.least == 1
+    assert both.least == 1
 
 
 def test_rows_wait_and_inputs_are_dropped_wherever_rows_are() -> None:
@@ -61,7 +61,7 @@ def test_rows_wait_and_inputs_are_dropped_wherever_rows_are() -> None:
     counts = embeddings.statistics.take().counts.sum(axis=0)
     assert counts[Counter.DEFERRED_UPDATES] == counts[Counter.SKIPPED_UPDATES] > 50
     rule = embeddings.policy.rule
-    assert rule is not None and 0 < rule.dropped_inputs < rule.seen_inputs
+    assert isinstance(rule, InputRule) and 0 < rule.dropped_inputs < rule.seen_inputs
     for depth, rows, threads in ((0, "100%", 1), (5, "85%", 1), (0, "100%", 0), (1, "60%", 0), (5, "85%", 0)):
         np.testing.assert_array_equal(train(Eager(), depth, rows, threads=threads)[1], weights)
 
@@ -70,9 +70,8 @@ def test_its_inputs_are_those_that_predicted_keeps() -> None:
     """Deferral does not change which inputs are kept."""
     alone = Predicted(factor=1.5, warmup=8)
     both = Eager().rule
-    assert both is not None
-    view = View(sizes=(FEW_ROWS,))
-    for one, other in zip(*(rule.arrange(skewed_batches(), view) for rule in (alone, both)), strict=True):
+    assert isinstance(both, InputRule)
+    for one, other in zip(*(kept_batches(rule, skewed_batches()) for rule in (alone, both)), strict=True):
         assert np.array_equal(one.ids, other.ids) and np.array_equal(
             one.extras.get("weight"), other.extras.get("weight")
         )

@@ -13,6 +13,9 @@ from adaptive.config import SkipConfig
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import open_dataset
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
+from adaptive.policies.lru import LRU
+from adaptive.policy import InputRule
 
 
 def csv_data(folder: Path, schema: str, text: str, **options: Any) -> Dataset:
@@ -87,3 +90,10 @@ class View:
 
     def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.zeros(len(rows), np.int64)
+
+
+def kept_batches(rule: InputRule, batches: Iterator[Batch], sizes: Sequence[int] = (FEW_ROWS,)) -> list[Batch]:
+    """What training gets of the batches under an input rule, of tables of these sizes."""
+    policy, view = LRU(), View(sizes)
+    policy.rule = rule
+    return list(PolicyCaller(policy).arrange(batches, view, view.rows))

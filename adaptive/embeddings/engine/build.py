@@ -31,7 +31,7 @@ from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import RowOptimizer
 from adaptive.plugins import installed_policies, make_policy
-from adaptive.policy import Policy, arranges, arranges_alike, calibrates
+from adaptive.policy import Calibrates, InputPolicy, Policy
 from adaptive.system import available_bytes
 
 MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "sums")
@@ -153,7 +153,7 @@ def refuse_with_keys(tables: Sequence[TableConfig], policy: Policy) -> None:
         ConfigError: for a policy that calibrates.
     """
     keyed = [table for table in tables if table.keys is not None]
-    if keyed and calibrates(policy):
+    if keyed and isinstance(policy, Calibrates):
         raise ConfigError(
             f"table {keyed[0].name!r}: expected a policy that supports keys, got {type(policy).__name__}, which "
             "chooses rows by a sample before any key has one. Choose another policy."
@@ -166,10 +166,10 @@ def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
     Raises:
         ConfigError: for a policy that arranges batches by what only the owner of a row knows.
     """
-    if ranks.blocks > 1 and not arranges_alike(policy):
+    if ranks.blocks > 1 and isinstance(policy, InputPolicy):
         raise ConfigError(
             f"policy: expected one that leaves batches unchanged for {ranks.size} rank(s) with {ranks.blocks} blocks, "
-            f"got {type(policy).__name__}, which arranges or drops inputs. Train it in a single process, or choose one "
+            f"got {type(policy).__name__}, which arranges inputs. Train it in a single process, or choose one "
             f"of {', '.join(_leaving_batches())}."
         )
 
@@ -179,7 +179,7 @@ def _leaving_batches() -> list[str]:
     names = []
     for name in installed_policies():
         with contextlib.suppress(PolicyError):  # do not suggest a policy that fails to load or requires parameters
-            if not arranges(make_policy(name)):
+            if not isinstance(make_policy(name), InputPolicy):
                 names.append(name)
     return names
 

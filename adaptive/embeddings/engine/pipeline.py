@@ -36,7 +36,7 @@ from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning.books import MOST_BATCHES
 from adaptive.optim import RowOptimizer
-from adaptive.policy import Policy, arranges, arranges_alike, forgets
+from adaptive.policy import InputPolicy, Policy, arranges
 from adaptive.system import is_out_of_memory
 
 
@@ -85,8 +85,7 @@ def thread_needed(tier: TierConfig, policy: Policy, ranks: Ranks, *, on_cpu: boo
         return "rows in files, which are read while others are trained"
     if not ranks.is_local:
         return "several ranks, which exchange lookups while they train"
-    hears_of_rows = policy.rule is not None and policy.rule.drops_inputs and forgets(policy.rule)
-    if hears_of_rows or not arranges_alike(policy):
+    if isinstance(policy, InputPolicy):
         return f"policy {type(policy).__name__}, which arranges batches by what it knows of rows"
     return ""
 

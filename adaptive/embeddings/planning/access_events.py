@@ -1,7 +1,7 @@
 """Access events for policies (`AccessNotifier`) and their view of rows (`RowView`).
 
 The notifier prepares a batch in all groups. It calls the policy before any book is changed for good: if the policy
-fails, nothing has moved. For a policy without these methods it gathers nothing.
+fails, nothing has moved. For a policy that does not follow rows it gathers nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from adaptive.embeddings.planning.key_tables import GroupKeys
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.planning.planner import Arrival, Planner
-from adaptive.embeddings.planning.policy_calls import OF_RULE, PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.kernels.planning.keys import hash_keys
-from adaptive.policy import follows, forgets
+from adaptive.policy import Follows
 
 Int64s = NDArray[np.int64]
 
@@ -102,18 +102,11 @@ class RowView:
 
 
 class HashedView(RowView):
-    """The view of a rule that reads inputs only: the row of a key is a bucket of its hash.
+    """The rows that an input rule sees: the row of a key is a bucket of its hash.
 
     So it depends neither on which keys have rows nor on when it is asked for. A table has a bucket for each row, at
-    most `MOST_BUCKETS`. What would depend on when it is asked for is a ValueError.
+    most `MOST_BUCKETS`.
     """
-
-    @property
-    def device_rows(self) -> int:
-        raise _looked_at_rows()
-
-    def _gather(self, rows: Int64s, dtype: Any, of: Callable[[Planner, Int64s], NDArray[Any]]) -> NDArray[Any]:
-        raise _looked_at_rows()
 
     def _rows_of_keys(self, number: int, group: Group, keys: Int64s, table_ends: Int64s) -> Int64s:
         hashes, first, high = np.empty(len(keys), np.uint64), 0, np.uint64(32)
@@ -126,10 +119,6 @@ class HashedView(RowView):
             of_table += np.uint64(group.table_starts[table] + 1)
             first = end
         return hashes.view(np.int64)
-
-
-def _looked_at_rows() -> ValueError:
-    return ValueError("expected a rule with reads_inputs_only = True to use view.rows and view.num_rows only")
 
 
 def _saturated(planner: Planner, rows: Int64s) -> NDArray[np.bool_]:
@@ -153,7 +142,7 @@ class AccessNotifier:
     ) -> None:
         self._planners = tuple(planners)
         self._policy_caller = policy_caller
-        self._follows = follows(policy_caller.policy)
+        self._follows = isinstance(policy_caller.policy, Follows)
         self._view = RowView(planners, keys)
         self._latest = -1  # latest batch whose lookups the policy has seen
         self._evicted: list[Int64s] = []  # rows evicted between two batches, not passed on yet
@@ -182,8 +171,8 @@ class AccessNotifier:
                 for planner, rows, window in zip(self._planners, distinct, windows, strict=True)
             ]
             if self._follows:
-                self._notify("left", number, lambda n: self._planners[n].slots.rows[arrivals[n].victims])
-                self._notify("came", number, lambda n: distinct[n].rows[arrivals[n].takers])
+                self._notify("evicted", number, lambda n: self._planners[n].slots.rows[arrivals[n].victims])
+                self._notify("admitted", number, lambda n: distinct[n].rows[arrivals[n].takers])
         except BaseException:
             for planner in self._planners:
                 planner.roll_back()
@@ -199,7 +188,7 @@ class AccessNotifier:
         """Note owned rows (n,) of a group that lost their keys."""
         planner = self._planners[group]
         self.leave(group, rows[planner.tracker.codes[rows] > 0])
-        if len(rows) and any(map(forgets, self._policy_caller.policy_and_rule)):
+        if self._follows and len(rows):
             self._expired.append(planner.group.to_global(rows.copy()))
 
     def restart(self) -> None:
@@ -210,12 +199,11 @@ class AccessNotifier:
 
     def _notify_between_batches(self, number: int) -> None:
         """Pass on what happened between the previous batch and this one."""
-        for rows, methods in ((self._evicted, ("left",)), (self._expired, ("expired", f"{OF_RULE}expired"))):
+        for rows, method in ((self._evicted, "evicted"), (self._expired, "expired")):
             if rows:
                 noted = np.sort(np.concatenate(rows))
                 rows.clear()
-                for method in methods:
-                    self._policy_caller.notify(method, number, noted)
+                self._policy_caller.notify(method, number, noted)
 
     def _notify_lookups(self, distinct: Sequence[Distinct], number: int) -> None:
         """Called once per batch, and again if slots are rebalanced for it."""

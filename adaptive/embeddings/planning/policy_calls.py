@@ -15,15 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, as_batch
+from adaptive.batch.refill import Refill, weighted
 from adaptive.embeddings.planning.books import ORDERS
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text
-from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, order_of
+from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats, SkipRule, TierView, arranges
 from adaptive.system import release_leaked
 
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."  # prefix of the names of a skip rule's methods
 CHECK: Final = "Nothing was moved. Run `adaptive-train policies check` on it."
+COUNTED: Final = ("seen_inputs", "dropped_inputs", "effective_share")  # attributes of an input rule, always reported
 _DONE: Final = object()
 
 
@@ -49,11 +51,6 @@ class PolicyCaller:
         return self.policy.rule
 
     @property
-    def policy_and_rule(self) -> Sequence[Policy | SkipRule]:
-        """The policy, and its skip rule if it has one."""
-        return [self.policy] if self.rule is None else [self.policy, self.rule]
-
-    @property
     def defers(self) -> bool:
         """True if gradients may be accumulated."""
         return self.rule is not None and self.rule.most > 1
@@ -77,7 +74,7 @@ class PolicyCaller:
         Raises:
             PolicyError: if the policy names other columns.
         """
-        columns = tuple(order_of(self.policy))
+        columns = tuple(self.policy.order)
         if columns and columns not in ORDERS:
             choices = ", ".join(map(str, ORDERS))
             raise PolicyError(f"{self._owner('order')}.order: expected () or one of {choices}, got {columns}.")
@@ -130,12 +127,9 @@ class PolicyCaller:
     # --- notifications ---------------------------------------------------------------------------------------
 
     def notify(self, method: str, number: int, rows: NDArray[np.int64], *more: object) -> None:
-        """Call `looked_up`, `left`, `came` or `expired` with rows (n,) of batch `number`, if the owner has one."""
+        """Call a method of `Follows` with rows (n,) of batch `number`."""
         rows.flags.writeable = False
-        owner = self.rule if method.startswith(OF_RULE) else self.policy
-        if owner is None:
-            return
-        answer = self._ask(method, number, lambda: getattr(owner, method.removeprefix(OF_RULE))(number, rows, *more))
+        answer = self._ask(method, number, lambda: getattr(self.policy, method)(number, rows, *more))
         if answer is not None:
             raise self._wrong(method, number, "None", type(answer).__name__)
 
@@ -145,64 +139,95 @@ class PolicyCaller:
             self.ask(f"{OF_RULE}begin", lambda: rule.begin(optimizer))
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
-        self.ask("calibrate", lambda: self.policy.calibrate(sample, view))
+        """Show a sample to a policy that calibrates."""
+        if isinstance(policy := self.policy, Calibrates):
+            self.ask("calibrate", lambda: policy.calibrate(sample, view))
 
     def observe(self, number: int, loss: float) -> None:
-        """Pass a loss to the policy."""
-        self._ask("observe", number, lambda: self.policy.observe(number, loss))
+        """Pass the loss on held-back samples to the policy that has asked for it."""
+        if isinstance(policy := self.policy, InputPolicy):
+            self._ask("observe", number, lambda: policy.observe(number, loss))
 
     # --- batches ---------------------------------------------------------------------------------------------
 
-    def arrange(self, batches: Iterator[Batch], view: TierView, hashed_view: TierView) -> Generator[Batch, None, None]:
-        """Yield the policy's batches, checked; `hashed_view` is for a rule that reads inputs only."""
+    def arrange(
+        self, batches: Iterator[Batch], view: TierView, rows_of_inputs: Callable[[Batch], NDArray[np.int64]]
+    ) -> Generator[Batch, None, None]:
+        """Yield what an input rule keeps of the batches, as the policy arranges it, checked.
+
+        `rows_of_inputs` returns the rows of a batch's lookups (N,) for the rule.
+        """
         self._read.clear()
         if not arranges(self.policy):
             yield from batches
             return
-        source = self._source = _Source(batches)
+        source = _Source(batches)
         try:
-            yield from self._arranged(source, view, hashed_view)
+            for batch in self._arranged(source, view, rows_of_inputs):
+                self._read.append(self._run("reported", -1, self._read_reported))
+                yield batch
         finally:
             source.closed = True
 
-    def _arranged(self, source: "_Source", view: TierView, hashed_view: TierView) -> Iterator[Batch]:
+    def _arranged(
+        self, source: "_Source", view: TierView, rows_of_inputs: Callable[[Batch], NDArray[np.int64]]
+    ) -> Iterator[Batch]:
         policy, rule = self.policy, self.rule
-        inputs = source
-        if rule is not None and rule.drops_inputs:
-            of_rule = hashed_view if rule.reads_inputs_only else view
-            inputs = _Source(self._without_dropped(rule, source, of_rule))
-        arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(inputs, view)))
+        inputs: Iterator[Batch] = source
+        if isinstance(rule, InputRule):
+            rule.num_rows = view.num_rows
+            inputs = self._kept(rule, source, rows_of_inputs)
+        if not isinstance(policy, InputPolicy):
+            yield from inputs
+            return
+        counted = self._source = _Source(inputs)
+        arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(counted, view)))
         num_samples = 0
-        while True:
-            batch, reported = self._run("arrange", -1, lambda: (next(arranged, _DONE), self._read_reported()))
-            if batch is _DONE:
-                break
+        while (batch := self._run("arrange", -1, lambda: next(arranged, _DONE))) is not _DONE:
             if not isinstance(batch, Batch):
                 raise self._wrong("arrange", -1, "batches", type(batch).__name__)
             num_samples += batch.num_samples
-            self._read.append(reported)
             yield batch
-        self._check_samples(inputs, num_samples)
+        self._check_samples(counted, num_samples)
 
-    def _without_dropped(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
-        """The batches of a rule that drops inputs."""
-        method = f"{OF_RULE}arrange"
-        arranged: Iterator[object] | None = None
-        while True:
-            try:
-                arranged = arranged or iter(rule.arrange(source, view))
-                batch = next(arranged, _DONE)
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt | GeneratorExit) or error is source.error:
-                    raise
-                self._explained = self._raised(method, -1, error)
-                raise self._explained from error
-            if batch is _DONE:
-                return
-            if not isinstance(batch, Batch):
-                self._explained = self._wrong(method, -1, "batches", type(batch).__name__)
-                raise self._explained
-            yield batch
+    def _kept(
+        self, rule: InputRule, source: "_Source", rows_of_inputs: Callable[[Batch], NDArray[np.int64]]
+    ) -> Iterator[Batch]:
+        """Fill batches with the samples that a rule keeps."""
+        refill, size, has_dropped = Refill(), 0, False
+        for batch in source:
+            size = size or batch.num_samples
+            weights = self._weights(rule, batch, rows_of_inputs(batch))
+            chosen = weights > 0
+            kept = weights[chosen]
+            has_dropped |= len(kept) < len(weights)
+            rule.seen_inputs += len(weights)
+            rule.dropped_inputs += len(weights) - len(kept)
+            total, squares = rule.weight_sums
+            rule.weight_sums = total + float(kept.sum()), squares + float(kept @ kept)
+            refill.size = max(1, round(size * rule.batch_share))
+            # Without weights of its own, a batch keeps the loss that it has without a rule, bit for bit.
+            yield from refill.add(batch if (kept == 1).all() else weighted(batch, weights), chosen)
+        for batch in refill.rest():  # a smaller batch counts less: its samples have the weight of all others
+            share = batch.num_samples / refill.size
+            yield weighted(batch, np.full(batch.num_samples, share)) if has_dropped else batch
+
+    def _weights(self, rule: InputRule, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(B,) float64 weights that a rule returns for a batch."""
+        method = f"{OF_RULE}keep"
+        rows.flags.writeable = False
+        answer: object = self._run(method, -1, lambda: rule.keep(batch, rows))
+        expected = f"an array of shape ({batch.num_samples},)"
+        if not isinstance(answer, np.ndarray) or answer.shape != (batch.num_samples,):
+            got = f"shape {answer.shape}" if isinstance(answer, np.ndarray) else type(answer).__name__
+            raise self._wrong(method, -1, expected, got)
+        if answer.dtype.kind not in "fiub":
+            raise self._wrong(method, -1, "numbers", f"dtype {answer.dtype}")
+        weights = answer.astype(np.float64)
+        if len(bad := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))):
+            got = f"{weights[bad[0]]} for sample {bad[0]}"
+            raise self._wrong(method, -1, "finite weights of at least 0", got)
+        return weights
 
     def _check_samples(self, inputs: "_Source", num_samples: int) -> None:
         """Check that all samples were yielded: no report would show those that a policy drops."""
@@ -212,8 +237,8 @@ class PolicyCaller:
             rest = " and did not read the rest" if unread else ""
             raise PolicyError(
                 f"{self._owner('arrange')}.arrange: expected every sample once, got {num_samples} of the {num_read} "
-                f"samples that it has read{rest}. To drop inputs, carry a skip rule with drops_inputs = True, so that "
-                f"reports show it. Run `adaptive-train policies check` on it."
+                f"samples that it has read{rest}. To drop inputs, carry an InputRule, so that reports show it. Run "
+                "`adaptive-train policies check` on it."
             )
 
     # --- reported attributes ---------------------------------------------------------------------------------
@@ -237,14 +262,14 @@ class PolicyCaller:
         """
         if self._reported is not None:
             return self._reported
-        any_names = self.policy.reported or (self.rule is not None and (self.rule.reported or self.rule.drops_inputs))
+        any_names = self.policy.reported or (self.rule is not None and self.rule.reported)
         return self._run("reported", -1, self._read_reported) if any_names else {}
 
     def _read_reported(self) -> dict[str, float]:
         """Names of a rule are prefixed with `rule.`, because both may count the same."""
         numbers = self._attributes("policy", self.policy, self.policy.reported)
         if (rule := self.rule) is not None:
-            names = (*rule.reported, *(("seen_inputs", "dropped_inputs") if rule.drops_inputs else ()))
+            names = (*rule.reported, *(COUNTED if isinstance(rule, InputRule) else ()))
             numbers |= {OF_RULE + name: value for name, value in self._attributes("skip rule", rule, names).items()}
         return numbers
 
@@ -313,7 +338,7 @@ def _at(step: int) -> str:
 
 
 class _Source(Iterator[Batch]):
-    """The batches for a policy to arrange; reading them does not count as the policy's.
+    """Batches to be arranged or dropped; reading them does not count as the policy's.
 
     Attributes:
         error: raised by reading them.

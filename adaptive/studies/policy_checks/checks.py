@@ -5,7 +5,7 @@ Each is a function that raises an error if its `Subject` (for policies) or facto
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from inspect import Parameter
+from inspect import Parameter, isfunction
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -18,7 +18,7 @@ from adaptive.embeddings.planning.books import ORDERS
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.errors import PolicyError
 from adaptive.plugins import Options, policy_parameters
-from adaptive.policy import Policy, RowStats, SkipRule, order_of
+from adaptive.policy import Calibrates, Follows, InputPolicy, InputRule, Policy, RowStats, SkipRule
 from adaptive.studies.policy_checks.fixtures import (
     BATCH_SIZE,
     TABLE_ROWS,
@@ -41,8 +41,9 @@ _MAX_READ: Final = 1000  # batches that `arrange` may read before it yields its 
 
 def _calibrated(subject: Subject, times: int = 1) -> Policy:
     policy = subject.make()
-    for _ in range(times):
-        policy.calibrate(a_sample(), MadeUpView())
+    if isinstance(policy, Calibrates):
+        for _ in range(times):
+            policy.calibrate(a_sample(), MadeUpView())
     return policy
 
 
@@ -65,6 +66,13 @@ def _rejected(subject: Subject, options: Options) -> bool:
     return False
 
 
+def _declares(subject: Subject) -> None:
+    for kind in (Follows, Calibrates, InputPolicy):
+        methods = [name for name, member in vars(kind).items() if isfunction(member) and hasattr(subject.cls, name)]
+        if methods and not issubclass(subject.cls, kind):
+            raise BrokenError(f"{methods[0]} is never called: derive from adaptive.{kind.__name__} to implement it")
+
+
 def _score(subject: Subject) -> None:
     policy = _calibrated(subject)
     for size in _SIZES:
@@ -84,7 +92,7 @@ def _check_scores(scores: object, size: int) -> None:
 
 def _ordered(subject: Subject) -> None:
     policy = _calibrated(subject)
-    columns = order_of(policy)
+    columns = policy.order
     if not columns:
         return
     _require(columns in ORDERS, f"order: expected () or one of {', '.join(map(str, ORDERS))}, got {columns}")
@@ -115,7 +123,10 @@ def _deterministic(subject: Subject) -> None:
 
 
 def _calibrates(subject: Subject) -> None:
-    subject.make().calibrate([], MadeUpView())
+    policy = subject.make()
+    if not isinstance(policy, Calibrates):
+        return
+    policy.calibrate([], MadeUpView())
     once, twice = _calibrated(subject, 1), _calibrated(subject, 2)
     _require(_answers(once) == _answers(twice), "calibrated twice with the same sample, it returns other scores")
 
@@ -148,7 +159,9 @@ def _same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _arranged(policy: Policy) -> list[bytes]:
     """Return the ids of the batches that it makes of a few, in a comparable form."""
-    batches = policy.arrange(made_up_batches(12), MadeUpView())
+    batches = made_up_batches(12)
+    if isinstance(policy, InputPolicy):
+        batches = policy.arrange(batches, MadeUpView())
     return [np.asarray(batch.ids).tobytes() for batch in islice(batches, 12 * BATCH_SIZE)]  # which may never end
 
 
@@ -156,24 +169,29 @@ def _answers(policy: Policy) -> list[bytes]:
     """Return its scores during a few batches, in a comparable form."""
     answers, view = [], FollowedView()
     for step in (0, 700, 10_000):
-        follow(policy, step, np.arange(step % 7, 900, 7), view)
+        if isinstance(policy, Follows):
+            follow(policy, step, np.arange(step % 7, 900, 7), view)
         answers.append(np.asarray(policy.score(made_up_stats(200, step=step))).tobytes())
     return answers
 
 
 def _follows(subject: Subject) -> None:
     policy, view = _calibrated(subject), FollowedView()
+    if not isinstance(policy, Follows):
+        return
     for number, size in enumerate((1, 2, 0, 1000)):  # a batch may have no lookups
         follow(policy, number, np.sort(made_up_stats(size).rows), view)
         _check_scores(policy.score(made_up_stats(1000, step=number)), 1000)
 
 
 def _arranges(subject: Subject) -> None:
-    batches = list(made_up_batches(12))
-    num_samples, returned = _samples(batches, _calibrated(subject).arrange(iter(batches), MadeUpView()))
+    policy, batches = _calibrated(subject), list(made_up_batches(12))
+    if not isinstance(policy, InputPolicy):
+        return
+    num_samples, returned = _samples(batches, policy.arrange(iter(batches), MadeUpView()))
     _require(
         num_samples == returned,
-        f"arrange: expected all {num_samples} samples, got {returned}; only a skip rule may leave samples out",
+        f"arrange: expected all {num_samples} samples, got {returned}; only an input rule may leave samples out",
     )
 
 
@@ -193,8 +211,8 @@ def _samples(batches: Sequence[Batch], arranged: Iterable[object]) -> tuple[int,
 
 
 def _arranges_lazily(subject: Subject) -> None:
-    arranged = iter(_calibrated(subject).arrange(_limited(), MadeUpView()))
-    if next(arranged, None) is None:
+    policy = _calibrated(subject)
+    if isinstance(policy, InputPolicy) and next(iter(policy.arrange(_limited(), MadeUpView())), None) is None:
         raise BrokenError("arrange: expected batches of an endless stream, got none")
 
 
@@ -275,12 +293,13 @@ def _require(condition: bool, message: str) -> None:
 
 CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
     "parameters are named, annotated, with defaults and checked": _parameters,
+    "methods belong to a class that it derives from": _declares,
     "score returns one number per row, inputs unchanged": _score,
     "order agrees with score": _ordered,
     "window is set if next_access is read": _has_window,
     "same inputs, same scores": _deterministic,
     "calibrating again changes nothing": _calibrates,
-    "looked_up, left, came and expired return nothing, rows unchanged": _follows,
+    "looked_up, evicted, admitted and expired return nothing, rows unchanged": _follows,
     "arrange keeps every sample": _arranges,
     "arrange is lazy": _arranges_lazily,
     "state_dict restores it": _restores,
@@ -326,19 +345,23 @@ def _rule_is_deterministic(make: Make) -> None:
 
 
 def _keeps_inputs(make: Make) -> None:
-    rule, batches = _called(make(), (700,)), list(made_up_batches(12))
-    num_samples, returned = _samples(batches, rule.arrange(iter(batches), MadeUpView()))
-    if not rule.drops_inputs:
-        lost = num_samples - returned
-        _require(lost == 0, f"arrange lost {lost} samples, but drops_inputs is not set")
-    elif (rule.seen_inputs, rule.dropped_inputs) != (num_samples, num_samples - returned):
-        counts = f"seen_inputs={rule.seen_inputs}, dropped_inputs={rule.dropped_inputs}"
-        raise BrokenError(f"the rule counts {counts}, but kept {returned} of {num_samples} samples")
+    """Its batches have samples that were read, unchanged, in order, and no other ones."""
+    rule, batches = make(), list(made_up_batches(12))
+    if not isinstance(rule, InputRule):
+        return
+    kept = PolicyCaller(_Anywhere(rule)).arrange(iter(batches), MadeUpView(), MadeUpView().rows)
+    num_samples, returned = _samples(batches, kept)
+    if (rule.seen_inputs, rule.dropped_inputs) != (num_samples, num_samples - returned):
+        raise BrokenError(f"seen_inputs={rule.seen_inputs}, dropped_inputs={rule.dropped_inputs}: set by the runtime")
 
 
 def _called(rule: SkipRule, steps: Sequence[int]) -> SkipRule:
-    for step in steps:
-        rule.visits(made_up_stats(1000, step))
+    """Return the rule after some calls of its methods, those that a run would make."""
+    caller, view = PolicyCaller(_Anywhere(rule)), MadeUpView()
+    for step in steps if caller.skips else ():
+        caller.visits(made_up_stats(1000, step))
+    for _ in caller.arrange(made_up_batches(6), view, view.rows):
+        pass
     return rule
 
 
@@ -366,7 +389,7 @@ def _rule_trains(make: Make) -> None:
 RULE_CHECKS: Final[Mapping[str, Callable[[Make], None]]] = {
     "visits returns one whole number per row, inputs unchanged": _visits,
     "same inputs, same visits": _rule_is_deterministic,
-    "inputs are unchanged, and dropped inputs are counted": _keeps_inputs,
+    "keep returns one weight per sample, inputs unchanged": _keeps_inputs,
     "state_dict restores": _rule_restores,
     "trained tables do not depend on where rows are": _rule_trains,
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.plugins import Options, make_policy
-from adaptive.policy import NEVER, SATURATED, Policy, RowStats
+from adaptive.policy import NEVER, SATURATED, Follows, Policy, RowStats
 
 Answer = TypeVar("Answer")
 
@@ -122,7 +122,7 @@ class MadeUpView:
 
 @dataclass(frozen=True)
 class FollowedView(MadeUpView):
-    """Tiers whose residents are the rows reported as `came` and not as `left`."""
+    """Tiers whose residents are the rows reported as admitted and not as evicted."""
 
     resident_rows: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(int(STARTS[-1]), np.bool_))
 
@@ -154,7 +154,7 @@ class Subject:
         return make_policy(self.cls, self.options if options is None else options)
 
 
-def follow(policy: Policy, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
+def follow(policy: Follows, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
     """Report a batch to a policy as training does, and update `view`.
 
     Missing rows come, and half as many of the rows that are not needed leave. Before that, the keys of three rows
@@ -168,8 +168,8 @@ def follow(policy: Policy, number: int, rows: NDArray[np.int64], view: FollowedV
     calls: dict[str, Callable[[], object]] = {
         "expired": lambda: policy.expired(number, gone),
         "looked_up": lambda: policy.looked_up(number, rows, view),
-        "left": lambda: policy.left(number, leaving),
-        "came": lambda: policy.came(number, coming),
+        "evicted": lambda: policy.evicted(number, leaving),
+        "admitted": lambda: policy.admitted(number, coming),
     }
     for method, call in calls.items():
         if (answer := call()) is not None:

@@ -104,7 +104,7 @@ class SimulatedRun:
 
     def arranged(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Return the batches as the policy arranges them."""
-        return self.policy_caller.arrange(batches, self.view, self.view)
+        return self.policy_caller.arrange(batches, self.view, self.view.rows)
 
     def add(self, batch: Batch, distinct: Distinct) -> None:
         """Add the next batch, and plan the one whose window it completes."""

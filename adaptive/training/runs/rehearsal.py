@@ -22,7 +22,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset, DataShape, Feature, shape_of
 from adaptive.errors import AdaptiveError
 from adaptive.kernels.jit import compilation, compile_marker
-from adaptive.policy import RowStats, calibrates
+from adaptive.policy import Calibrates, RowStats
 from adaptive.training.components import build
 from adaptive.training.evaluation import evaluate
 from adaptive.training.telemetry.record import RunTotals
@@ -86,7 +86,7 @@ def train_little(config: TrainConfig, shape: DataShape, sample: Sequence[Batch])
             embeddings.policy.rule.warmup = 2
             vars(embeddings.policy.rule)["visits"] = _every_other
         moved = [_other_ids(batches[i % len(batches)], sizes, i) for i in range(BATCHES)]
-        if calibrates(embeddings.policy):
+        if isinstance(embeddings.policy, Calibrates):
             embeddings.calibrate(moved)
         trainer = Trainer(embeddings, components.model, components.optimizer)
         trainer.train(moved, depth=0)

@@ -18,7 +18,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.data.open import BUILT_IN
 from adaptive.errors import ConfigError, InputError, RanksError
 from adaptive.plugins import code_flags
-from adaptive.policy import SkipRule, inputs_of
+from adaptive.policy import InputRule, SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RunDirectory, newest_first
 from adaptive.system import StopRequest, stop_request
@@ -405,7 +405,7 @@ def group_feature(name: str | None, features: Sequence[str], setting: str = "eva
 
 def _weighted(samples: int, seen: int, rule: SkipRule | None) -> InputSummary:
     """Samples read, and what those trained are worth by their weights."""
-    effective_share = 1.0 if rule is None else rule.effective_share
+    effective_share = rule.effective_share if isinstance(rule, InputRule) else 1.0
     return {
         "samples_read": seen or samples,
         "effective_samples": round(samples * effective_share),

@@ -21,7 +21,7 @@ from adaptive.embeddings.engine.saving.saved_arrays import Expected, check_array
 from adaptive.embeddings.ranks.owners import FORMULA
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, PolicyError, printable
-from adaptive.policy import Policy, SkipRule
+from adaptive.policy import InputRule, Policy, SkipRule
 from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.training.components import Components
@@ -32,11 +32,12 @@ from adaptive.training.telemetry.recorder import Recorder, RecorderState
 
 Arrays = dict[str, NDArray[Any]]
 OF_RULE: Final = "rule."  # prefix of the names of a skip rule's arrays and methods
+INPUTS: Final = "rule_inputs"  # samples that an input rule has read and dropped, sums of weights and of their squares
 _LONGEST_NAME: Final = 200
 
 
 def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
-    """The policy's arrays by name, and those of its skip rule with the prefix `rule.`.
+    """The policy's arrays by name, those of its skip rule with the prefix `rule.`, and what an input rule has kept.
 
     Raises:
         PolicyError: if a `state_dict` fails or returns something else.
@@ -46,6 +47,8 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
     if (rule := policy.rule) is not None:
         of_rule = _checked(rule, embeddings.runtime.ask_policy(f"{OF_RULE}state_dict", rule.state_dict))
         state |= {OF_RULE + name: array for name, array in of_rule.items()}
+        if isinstance(rule, InputRule):
+            state[INPUTS] = np.array([rule.seen_inputs, rule.dropped_inputs, *rule.weight_sums])
     return state
 
 
@@ -57,7 +60,7 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
     """
     policy = embeddings.policy
     of_rule = {name.removeprefix(OF_RULE): array for name, array in state.items() if name.startswith(OF_RULE)}
-    of_policy = {name: array for name, array in state.items() if not name.startswith(OF_RULE)}
+    of_policy = {name: array for name, array in state.items() if not name.startswith((OF_RULE, INPUTS))}
     for name, new in policy_state(embeddings).items():  # a new policy has the right dtypes and columns
         saved = state.get(name, new)
         if (saved.dtype, saved.ndim, saved.shape[1:]) != (new.dtype, new.ndim, new.shape[1:]):
@@ -68,8 +71,12 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
         embeddings.runtime.ask_policy("load_state_dict", lambda: policy.load_state_dict(of_policy))
         if (rule := policy.rule) is not None:
             embeddings.runtime.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
+        if isinstance(rule, InputRule) and INPUTS in state:
+            seen, dropped, *sums = state[INPUTS].tolist()
+            rule.seen_inputs, rule.dropped_inputs = int(seen), int(dropped)
+            rule.weight_sums = sums[0], sums[1]
         taken = policy_state(embeddings)
-    except PolicyError as error:
+    except (PolicyError, ValueError) as error:
         raise CheckpointError(f"{error} ({where}). Use the version of the policy that saved this checkpoint") from error
     for name in sorted(taken.keys() | state.keys()):
         if not _is_same(taken.get(name), state.get(name)):
@@ -99,7 +106,7 @@ def _checked(owner: Policy | SkipRule, state: object) -> Arrays:
     arrays: Arrays = {}
     for name, array in state.items():
         is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
-        if not is_name or set(name) & set("/\\") or (kind == "policy" and name.startswith(OF_RULE)):
+        if not is_name or set(name) & set("/\\") or (kind == "policy" and name.startswith((OF_RULE, INPUTS))):
             raise PolicyError(
                 f"expected array names of up to {_LONGEST_NAME} printable characters without slashes, got "
                 f"{printable(repr(name))[:80]} ({where})"

@@ -76,12 +76,15 @@ def policy_text(spec: str, policy: "Policy") -> str:
 
 def skip_text(rule: "SkipRule | None") -> str:
     """`skip rule Defer accumulates updates for up to 16 visits of a row`"""
-    if rule is None or not (rule.least == 0 or rule.drops_inputs or rule.most > 1):
+    from adaptive.policy import InputRule
+
+    drops_inputs = isinstance(rule, InputRule)
+    if rule is None or not (rule.least == 0 or drops_inputs or rule.most > 1):
         return "skips no updates"
     effects = {
         "drops updates": rule.least == 0,
         f"accumulates updates for up to {rule.most} visits of a row": rule.most > 1,
-        "drops inputs": rule.drops_inputs,
+        "drops inputs": drops_inputs,
     }
     effect = " and ".join(text for text, has_effect in effects.items() if has_effect)
     return f"skip rule {type(rule).__name__} {effect}"

@@ -42,7 +42,7 @@ from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import RandomDrop
 from adaptive.policies.slipstream import DeferAndPredict, Slipstream
-from adaptive.policy import Policy, RowStats
+from adaptive.policy import Follows, InputRule, Policy, RowStats
 
 
 def looking_up(*keys: int) -> Batch:
@@ -283,7 +283,7 @@ def test_batches_are_arranged_alike_by_any_look_ahead(name: str) -> None:
     batches = list(hot_batches(170))
     embeddings, expected = train_arranged(name, batches, 0)
     rule = embeddings.policy.rule
-    assert rule is None or not rule.drops_inputs or 0 < rule.dropped_inputs < rule.seen_inputs
+    assert not isinstance(rule, InputRule) or 0 < rule.dropped_inputs < rule.seen_inputs
     assert name != "hotline" or 0 < embeddings.policy.popular_inputs < embeddings.policy.seen_inputs  # type: ignore[attr-defined]
     counts = embeddings.statistics.counts()
     assert counts[Counter.EXPIRED_KEYS] > 20 < counts[Counter.EVICTED_KEYS]
@@ -332,7 +332,7 @@ def test_the_row_of_a_key_in_views() -> None:
     assert np.array_equal(again._hashed_view.rows(batch), buckets), "no key has a row there"
 
 
-class Following(Policy):
+class Following(Follows):
     """Notes where rows are and which lose their keys."""
 
     def __init__(self) -> None:
@@ -342,11 +342,11 @@ class Following(Policy):
         assert (rows.age == rows.step - rows.last_access).all() and (rows.age >= 0).all()
         return -rows.age
 
-    def left(self, number: int, rows: NDArray[np.int64]) -> None:
+    def evicted(self, number: int, rows: NDArray[np.int64]) -> None:
         assert self.resident >= set(rows.tolist())
         self.resident -= set(rows.tolist())
 
-    def came(self, number: int, rows: NDArray[np.int64]) -> None:
+    def admitted(self, number: int, rows: NDArray[np.int64]) -> None:
         assert not self.resident & set(rows.tolist())
         self.resident |= set(rows.tolist())
 

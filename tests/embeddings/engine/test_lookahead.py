@@ -25,7 +25,7 @@ from adaptive.embeddings.planning import lookups
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import AdaptiveError, InputError, PolicyError
 from adaptive.policies.lru import LRU
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy import InputPolicy, Policy, RowStats, TierView
 
 
 @pytest.fixture(autouse=True, params=["ahead", "in turn"])
@@ -198,7 +198,7 @@ def test_a_look_ahead_collected_as_garbage_in_its_own_thread() -> None:
     step_all(embeddings, [bags([2]), bags([3])], depth=1)
 
 
-class FailsToArrange(LRU):
+class FailsToArrange(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         yield next(batches)
         raise Failure("arranging")

@@ -36,7 +36,7 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import Drop
-from adaptive.policy import Policy
+from adaptive.policy import InputPolicy, Policy
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),
@@ -161,7 +161,7 @@ class _Watched(Iterator[Batch]):
         return bags([self.num_read])
 
 
-class Regroups(LRU):
+class Regroups(LRU, InputPolicy):
     def arrange(self, batches: Any, view: Any) -> Any:
         yield from batches
 

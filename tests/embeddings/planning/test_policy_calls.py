@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.plugins import load_policy_class
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import Drop
-from adaptive.policy import Policy, RowStats, SkipRule, TierView
+from adaptive.policy import InputPolicy, InputRule, Policy, RowStats, SkipRule, TierView
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32, np.float64])
@@ -108,7 +108,7 @@ class LeavesInScore(LRU):
         sys.exit(3)
 
 
-class LeavesInArrange(LRU):
+class LeavesInArrange(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         yield next(batches)
         sys.exit(3)
@@ -124,17 +124,17 @@ def test_a_policy_does_not_end_the_run(policy: type[Policy]) -> None:
 # --- arrange -------------------------------------------------------------------------------------------------------
 
 
-class ArrangesNothing(LRU):
+class ArrangesNothing(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Any:
         return None
 
 
-class ArrangesNumbers(LRU):
+class ArrangesNumbers(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Any:
         return (len(batch.ids) for batch in batches)
 
 
-class FailsToArrange(LRU):
+class FailsToArrange(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         yield next(batches)
         raise KeyError("lost")
@@ -157,20 +157,20 @@ def test_a_source_that_fails_is_not_blamed_on_the_policy(depth: int) -> None:
         step_all(one_table(), source(), depth=depth)
 
 
-class LosesSamples(LRU):
+class LosesSamples(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for number, batch in enumerate(batches):
             if number != 1:
                 yield batch
 
 
-class GivesThemTwice(LRU):
+class GivesThemTwice(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         for batch in batches:
             yield from (batch, batch)
 
 
-class StopsEarly(LRU):
+class StopsEarly(LRU, InputPolicy):
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         yield next(batches)
 
@@ -179,7 +179,7 @@ class StopsEarly(LRU):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (LosesSamples, r"got 3 of the 4 samples that it has read\. .* carry a skip rule"),
+        (LosesSamples, r"got 3 of the 4 samples that it has read\. .* carry an InputRule"),
         (GivesThemTwice, "got 8 of the 4 samples that it has read"),
         (StopsEarly, "got 1 of the 1 samples that it has read and did not read the rest"),
     ],
@@ -219,10 +219,9 @@ class WatchedDrop(Drop):
         super().__init__(share=0.5)
         self._policy = policy
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        for batch in super().arrange(batches, view):
-            self._policy.watch()
-            yield batch
+    def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        self._policy.watch()
+        return super().keep(batch, rows)
 
 
 def test_calls_from_two_threads_take_turns() -> None:
@@ -233,34 +232,68 @@ def test_calls_from_two_threads_take_turns() -> None:
     assert policy.most == 1
 
 
-@pytest.mark.parametrize("attribute", ["resident", "accesses", "saturated", "device_rows"])
-def test_a_rule_by_inputs_alone_sees_no_rows(attribute: str) -> None:
-    """It may run ahead of planning, so that what it saw would depend on timing."""
+class Passes(LRU, InputPolicy):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield from batches
 
-    class Looks(Drop):
-        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-            for batch in batches:
-                answer = getattr(view, attribute)
-                answer(view.rows(batch))
-                yield batch
 
-    message = r"expected a rule with reads_inputs_only = True to use view\.rows and view\.num_rows only"
-    with pytest.raises(PolicyError, match=rf"skip rule Looks\.arrange raised ValueError: .*{message}"):
-        step_all(one_table(policy=LRU, skip=Looks()), [bags([1])])
+# --- keep ----------------------------------------------------------------------------------------------------------
+
+
+class Answers(InputRule):
+    def __init__(self, answer: Callable[[Batch], object]) -> None:
+        self.answer = answer
+
+    def keep(self, batch: Batch, rows: NDArray[np.int64]) -> Any:
+        assert not rows.flags.writeable and len(rows) == len(batch.ids)
+        return self.answer(batch)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda batch: None, r"expected an array of shape \(2,\), got NoneType"),
+        (lambda batch: np.ones(3), r"expected an array of shape \(2,\), got shape \(3,\)"),
+        (lambda batch: np.array(["1", "0"]), r"expected numbers, got dtype <U1"),
+        (lambda batch: np.array([1, np.nan]), r"expected finite weights of at least 0, got nan for sample 1"),
+        (lambda batch: np.array([-0.5, 1]), r"expected finite weights of at least 0, got -0.5 for sample 0"),
+        (lambda batch: 1 // 0, "raised ZeroDivisionError"),
+    ],
+)
+@pytest.mark.parametrize("policy", [LRU, Passes])
+def test_wrong_weights_name_the_rule(policy: type[Policy], answer: Any, message: str) -> None:
+    with pytest.raises(PolicyError, match=rf"^skip rule Answers\.keep:? ?{message}"):
+        step_all(one_table(policy=policy, skip=Answers(answer)), [bags([1], [2])])
+
+
+def test_kept_samples_fill_batches_and_carry_their_weights() -> None:
+    """The first of each pair is dropped; weights of 1 are left out until others come; the rest weighs its share."""
+    rule = Answers(lambda batch: np.array([0, batch.ids[1] // 4]))
+    rule.batch_share = 1.0
+    done = step_all(one_table(policy=LRU, skip=rule), [bags([0], [row]) for row in (4, 5, 8, 9, 8)])
+    assert [planned.batch.ids.tolist() for planned in done] == [[4, 5], [8, 9], [8]]
+    assert [planned.extras.get("weight", "none") for planned in done[:1]] == ["none"]
+    assert [planned.extras["weight"].tolist() for planned in done[1:]] == [[2, 2], [1]]
+    assert (rule.seen_inputs, rule.dropped_inputs, rule.weight_sums) == (10, 5, (8, 14))
+    assert rule.effective_share == 8**2 / (5 * 14)
+
+
+@pytest.mark.parametrize(("share", "sizes"), [(1.0, [4, 4]), (0.5, [2, 2, 2, 2]), (0.75, [3, 3, 2]), (0.01, [1] * 8)])
+def test_batches_have_the_size_that_the_rule_wants(share: float, sizes: list[int]) -> None:
+    rule = Answers(lambda batch: np.array([1, 0, 0, 1]))
+    rule.batch_share = share
+    done = step_all(one_table(policy=LRU, skip=rule), [bags([1], [2], [3], [4])] * 4)
+    assert [planned.num_samples for planned in done] == sizes
 
 
 def test_what_is_no_batch_is_named() -> None:
-    class Passes(LRU):
-        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-            yield from batches
-
     for policy in (LRU, Passes):
         with pytest.raises(InputError, match=r"expected an adaptive\.Batch, got tuple"):
             step_all(one_table(policy=policy), [(1, 2)])  # type: ignore[list-item]
 
 
 def test_regrouped_batches_are_what_is_trained() -> None:
-    class Halves(LRU):
+    class Halves(LRU, InputPolicy):
         def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
             for batch in batches:
                 for sample in range(batch.num_samples):

@@ -12,7 +12,7 @@ from support.builders import batch_of
 from support.thread_ranks import on_ranks
 from support.toy import ToyData, toy_config
 
-from adaptive import Batch, SkipRule, TieredEmbeddingBag
+from adaptive import Batch
 from adaptive.data.dataset import by_table
 from adaptive.embeddings.ranks import Ranks
 from adaptive.errors import ConfigError
@@ -82,20 +82,6 @@ def test_own_loops_do_not_pass_the_samples_of_all_ranks() -> None:
 
     with pytest.raises(ConfigError, match=r"look_ahead\(\): expected .* got skip rule Predicted, .*Trainer"):
         on_ranks(2, loop)
-
-
-class DropsByRows(SkipRule):
-    drops_inputs = True
-
-
-def test_rules_that_look_at_rows_are_refused() -> None:
-    def make(ranks: Ranks) -> TieredEmbeddingBag:
-        data = by_table(ToyData(num_train=SIZE))
-        skip = {"rule": "test_rank_drops:DropsByRows"}
-        return build(toy_config(policy="lfu", skip=skip), data, (), ranks).embeddings
-
-    with pytest.raises(ConfigError, match="arranges or drops inputs"):
-        on_ranks(2, make)
 
 
 def test_ranks_that_stop_have_read_as_many_batches() -> None:
