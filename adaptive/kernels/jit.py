@@ -212,6 +212,10 @@ def kernel(
     The plain Python function is available as `.py_func`. Division follows IEEE rules (no exceptions), and sums are
     never reordered (no fast-math), so results do not depend on the machine's vector width.
 
+    Arguments that belong together are tuples. Where they have names (a NamedTuple), callers pass a plain tuple of them:
+    numba reads the names of all fields in each call, which takes 0.6 us, and 2 with cold caches. That was 4% of
+    planning a batch.
+
     Arrays are borrowed: numba's reference counts of arrays that a loop passes to another kernel, with locked
     instructions, took up to half of a kernel's time. So a kernel that creates arrays must say so.
 

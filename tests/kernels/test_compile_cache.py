@@ -18,14 +18,13 @@ COUNTS = """
 import numpy as np
 from adaptive.kernels.planning import books
 tally = np.zeros((1, 20), np.int64)
-rows, counts, codes = np.array([0, 1]), np.array([5, 1], np.int32), np.array([1, 0], np.int32)
-accesses = np.zeros(2, np.uint32)
-slots = np.zeros(1, np.int32), np.zeros(1, np.uint32)
-places, before = (np.zeros(2, np.int64), np.zeros(2, np.int64)), np.zeros(2, np.int32)
-nothing = accesses[:0], codes[:0]
-books.enter_batch(
-    0, 1, rows, counts, np.array([2]), 0, codes, accesses, codes[:0], *slots, *places, before, *nothing, tally
-)
+none, accesses = np.zeros(0, np.int32), np.zeros(2, np.uint32)
+distinct = np.array([0, 1]), np.array([5, 1], np.int32), none, np.array([2])
+records = np.array([1, 0], np.int32), accesses
+used, flags = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+slots = np.zeros(1, np.int64), used, np.zeros(1, np.uint32), flags, used
+entered = np.zeros(2, np.int64), np.zeros(2, np.int64), used.repeat(2), none, accesses[:0], none
+books.enter_batch(0, 1, distinct, 0, records, slots, entered, tally)
 print(np.flatnonzero(tally[0]).tolist())
 """
 ALIGNS = """

@@ -37,8 +37,8 @@ from adaptive.embeddings.engine.key_changes import give_rows, stop_watching
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
 from adaptive.embeddings.engine.resizing import describe_shortage, find_slots, rebalance_slots
 from adaptive.embeddings.exchange.exchange import LookedUp
-from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.errors import AdaptiveError, DeviceMemoryError
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import arranges
 from adaptive.system import Uninterrupted, count_as_thread, start_thread
 

@@ -24,7 +24,7 @@ from adaptive.embeddings.engine.lane import Lane, LateFetches, table_names
 from adaptive.embeddings.exchange.exchange import Exchange
 from adaptive.embeddings.planning.access_events import AccessNotifier
 from adaptive.embeddings.planning.key_tables import KeyChanges
-from adaptive.embeddings.planning.lookups import Distinct, Lookups, LookupsAhead, check_batch, plan_threads
+from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.embeddings.planning.parts import GroupPart, describe_parts
 from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import Arrival
@@ -35,6 +35,7 @@ from adaptive.embeddings.tiers.device import Rows, Send
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning.books import MOST_BATCHES
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.optim import RowOptimizer
 from adaptive.policy import InputPolicy, Policy, arranges
 from adaptive.system import is_out_of_memory

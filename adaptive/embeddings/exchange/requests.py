@@ -35,13 +35,14 @@ from adaptive.batch import Batch
 from adaptive.embeddings.exchange.row_cache import SkipMasks
 from adaptive.embeddings.planning.key_tables import NO_TIME, GroupKeys
 from adaptive.embeddings.planning.layout import Group, OwnedGroup
-from adaptive.embeddings.planning.lookups import Bags, Distinct, DistinctFinder, Lookups, group_lookups
+from adaptive.embeddings.planning.lookups import Bags, DistinctFinder, Lookups, group_lookups
 from adaptive.embeddings.planning.plan import Pooling, RowUpdates, no_rows
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.owners import BITS
 from adaptive.embeddings.ranks.transport import Bytes, as_bytes
 from adaptive.errors import RanksError
 from adaptive.kernels.planning import keys as kernels
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool
 
 Bools = NDArray[np.bool_]
@@ -335,7 +336,7 @@ class RequestMerger:
         table_counts = np.bincount(tables, minlength=len(self._tables))
         ends = np.cumsum(table_counts)
         spans = np.stack([ends - table_counts, ends], axis=1)
-        distinct, bad = self._finder.find_in_spans(ids, spans, self._tables, len(ids))  # counts are of requests
+        distinct, bad = self._finder.find_in_spans((ids, spans, self._tables), len(ids))  # counts are of requests
         assert bad is None
         bags = Bags(
             num_vectors=len(rows),
@@ -346,7 +347,7 @@ class RequestMerger:
         )
         lookups = group_lookups(distinct, bags, self._grouped)
         accesses = np.bincount(distinct.inverse, weights=times[order], minlength=len(distinct.rows)).astype(np.int32)
-        return OwnerRequests(replace(lookups, distinct=replace(distinct, counts=accesses)), sizes)
+        return OwnerRequests(replace(lookups, distinct=distinct._replace(counts=accesses)), sizes)
 
 
 class KeyMerger:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.key_tables import GroupKeys
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.planning.planner import Arrival, Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.kernels.planning.keys import hash_keys
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import Follows
 
 Int64s = NDArray[np.int64]

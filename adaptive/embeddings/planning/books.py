@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.planning.layout import table_buckets
-from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.embeddings.planning.layout import table_index
 from adaptive.kernels.planning import books
+from adaptive.kernels.planning.books import Entered, SlotColumns, Taken
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool, allocate
 
 Int64s = NDArray[np.int64]
@@ -79,6 +80,7 @@ class Tracker:
         self.records = self._pages.reshape(-1)[:num_rows]
         self.codes: NDArray[np.int32] = self.records["code"]
         self.accesses: NDArray[np.uint32] = self.records["accesses"]
+        self.columns = self.codes, self.accesses  # for kernels
         self.update_norm: NDArray[np.float32] | None = None
         # Bins of half a power of two from 2**-24 to 2**8; values outside count in the first or last bin.
         self.bin_edges = np.exp2(np.linspace(-24, 8, NUM_BINS + 1)).astype(np.float32)
@@ -162,11 +164,6 @@ class Tracker:
         else:
             books.add_norms(rows, norms, self.update_norm)
             self.norm_sum += books.count_norms(norms, *bins)
-
-    @property
-    def columns(self) -> tuple[Int32s, NDArray[np.uint32]]:
-        """(rows,) each: codes and accesses, for kernels."""
-        return self.codes, self.accesses
 
     @property
     def num_bytes(self) -> int:
@@ -287,33 +284,34 @@ class SlotTable:
     def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker, *, by_accesses: bool = True) -> None:
         self.all_fit = num_slots >= len(tracker.codes)
         size = 0 if self.all_fit else num_slots
-        self._rows = np.full(size, -1, np.int64)  # row in each slot, -1 = free
-        self._free = np.zeros(num_slots, np.int32)  # a stack, see `kernels.planning.books.first_free`
+        self.columns = SlotColumns(
+            rows=np.full(size, -1, np.int64),
+            used=np.full(num_slots, books.FREE, np.int32),
+            accesses=np.zeros(size if by_accesses else 0, np.uint32),
+            flags=np.zeros(num_slots, np.uint8),
+            free=np.zeros(num_slots, np.int32),
+        )
         self.num_free = num_slots
-        self._used = np.full(num_slots, books.FREE, np.int32)
         self._by_accesses = by_accesses
-        self._accesses = np.zeros(size if by_accesses else 0, np.uint32)
-        self._flags = np.zeros(num_slots, np.uint8)
         self._mark = np.uint8(0)  # flags of slots that are used by batches
-        self._marked = 0  # from this one on; `_flags` reflects earlier ones
+        self._marked = 0  # from this one on; `columns.flags` reflect earlier ones
         self._search_from = 0
         self._memory = ScratchPool()
-        self._table_starts = table_starts
-        self._buckets = table_buckets(table_starts)
+        self._index = table_index(table_starts)
         self._tracker = tracker
 
     def __len__(self) -> int:
-        return len(self._used)
+        return len(self.columns.used)
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in (self._free, *self._arrays))
+        return sum(column.nbytes for column in self.columns)
 
     @property
     def rows(self) -> Int64s:
         """(slots,) the row in each, -1 without one."""
         if not self.all_fit:
-            return self._rows
+            return self.columns.rows
         rows, resident = np.full(len(self), -1, np.int64), np.flatnonzero(self._tracker.codes > 0)
         rows[self._tracker.codes[resident] - 1] = resident
         return rows
@@ -325,33 +323,33 @@ class SlotTable:
             if self.all_fit:
                 yield first + np.flatnonzero(self._tracker.codes[first:last] > 0)
             else:
-                rows = self._rows[first:last]
+                rows = self.columns.rows[first:last]
                 yield rows[rows >= 0]
 
     @property
     def free(self) -> Int64s:
         """(n,) free slots; the last one is taken first."""
-        free: Int64s = self._free[: self.num_free] + np.arange(len(self) - 1, len(self) - 1 - self.num_free, -1)
+        free: Int64s = self.columns.free[: self.num_free] + np.arange(len(self) - 1, len(self) - 1 - self.num_free, -1)
         return free
 
     def taken(self) -> Int64s:
         """Slots (n,) with a row, ascending."""
-        return np.flatnonzero(self._used != books.FREE)
+        return np.flatnonzero(self.columns.used != books.FREE)
 
     @property
     def used(self) -> Int32s:
         """(slots,) the latest planned batch that needs each; `FREE` without a row."""
-        return self._used
+        return self.columns.used
 
     @property
     def flags(self) -> NDArray[np.uint8]:
         self._synchronize()
-        return self._flags
+        return self.columns.flags
 
     def _synchronize(self) -> None:
         """Set the flags of rows of batches that have entered since the last time."""
         if self._mark:
-            self._marked = books.mark_used(self._used, self._marked, self._mark, self._flags)
+            self._marked = books.mark_used(self.columns.used, self._marked, self._mark, self.columns.flags)
 
     def slots_of(self, rows: Int64s) -> Int64s:
         """(n,) slot of each row, or -1."""
@@ -361,14 +359,14 @@ class SlotTable:
         """(n,) latest batch + 1 that looked up each row, 0 if there was none."""
         codes = self._tracker.codes[rows]
         latest, on_device = -codes >> 1, np.flatnonzero(codes > 0)
-        latest[on_device] = self._used[codes[on_device] - 1] + 1
+        latest[on_device] = self.columns.used[codes[on_device] - 1] + 1
         return latest
 
     def gather(self, rows: Int64s) -> Records:
         """Copy the records of rows (n,)."""
         columns: list[NDArray[Any]] = [np.empty(len(rows), np.int64) for _ in range(3)]
         records = Records(*columns)
-        books.gather_records(rows, *self._tracker.columns, self._used, *records)
+        books.gather_records(rows, self._tracker.columns, self.columns.used, tuple(records))
         return records
 
     def idle_window(self, oldest_held: int, limit: int) -> IdleWindow:
@@ -378,7 +376,7 @@ class SlotTable:
         """
         first = self._search_from
         assert not self.all_fit
-        count, self._search_from = books.idle_window(self._used, oldest_held, first, min(limit, len(self)))
+        count, self._search_from = books.idle_window(self.columns.used, oldest_held, first, min(limit, len(self)))
         return IdleWindow(oldest_held, count, first, self._search_from)
 
     def idle(self, window: IdleWindow) -> Int64s:
@@ -411,7 +409,7 @@ class SlotTable:
         step = sum(stop - start for start, stop in spans) // SAMPLE + 1
         used, first, second = (
             np.concatenate([column[start:stop:step] for start, stop in spans])
-            for column in (self._used, *self._key_columns(order))
+            for column in (self.columns.used, *self._key_columns(order))
         )
         keys = (first.astype(np.uint64) << np.uint64(32) | second)[used < window.oldest_held]
         place = len(keys) * count / window.count
@@ -426,9 +424,9 @@ class SlotTable:
         chunks, threads = window.chunks(len(self), self._tracker.threads), self._tracker.threads
         idle, keys = allocate(self._memory, (np.int64, len(self)), (np.uint64, len(self)))
         ends, marks = np.empty(len(chunks), np.int64), np.empty((len(chunks), books.BLOCK), np.bool_)
-        columns, until = (self._used, *self._key_columns(order)), (window.oldest_held, bound)
+        columns, until = (self.columns.used, *self._key_columns(order)), (window.oldest_held, bound)
         if threads > 1:
-            books.list_chunks(chunks, ends, marks, *columns, *until, idle, keys)
+            books.list_chunks(chunks, ends, marks, columns, *until, (idle, keys))
         else:
             ends[:] = [
                 books.list_idle(chunk, its_marks, columns, *until, (idle, keys))
@@ -443,12 +441,12 @@ class SlotTable:
         if not len(victims):
             return victims, victims
         slots, rows = np.empty((2, len(victims)), np.int64)
-        lines, tables = (self._free, self.num_free), (self._table_starts, *self._buckets)
-        columns = self.rows, self._used, self._flags, self._marked, self._mark, self._tracker.codes
-        books_of_group = victims, *columns, *lines, *tables, slots, rows
+        columns = (self.rows, *self.columns[1:])  # made for this if every row has a slot
+        marked = self._marked, self._mark
+        books_of_group = victims, columns, self.num_free, marked, self._tracker.codes, self._index, (slots, rows)
         bounds = shares(len(victims), self._tracker.threads)
         if len(bounds) == 2:
-            count = books.release_slots(0, len(victims), tally, *books_of_group)
+            count = books.release_slots((0, len(victims)), tally, *books_of_group)
         else:
             ends, tallies = np.empty(len(bounds) - 1, np.int64), np.zeros((len(bounds) - 1, *tally.shape), np.int64)
             books.release_chunks(bounds, ends, tallies, *books_of_group)
@@ -459,81 +457,57 @@ class SlotTable:
 
     def discard(self, slots: Int64s) -> None:
         """Free slots (n,) whose rows are not needed any more, changed or not."""
-        self._flags[slots], self._used[slots] = 0, books.FREE
+        self.columns.flags[slots], self.columns.used[slots] = 0, books.FREE
         if not self.all_fit:
-            self._rows[slots] = -1
+            self.columns.rows[slots] = -1
         places = np.arange(self.num_free, self.num_free + len(slots))
-        self._free[places] = slots - (len(self) - 1 - places)
+        self.columns.free[places] = slots - (len(self) - 1 - places)
         self.num_free += len(slots)
 
-    def enter(
-        self,
-        distinct: Distinct,
-        number: int,
-        mark: int,
-        locations: Int64s,
-        missing: Int64s,
-        undo: Int32s,
-        tally: Int64s,
-        watch: tuple[Int32s, NDArray[np.uint32], Int32s] = (NO_ENTRIES, NO_ACCESSES, NO_ENTRIES),
-    ) -> int:
+    def enter(self, distinct: Distinct, number: int, mark: int, entered: Entered, tally: Int64s) -> int:
         """Touch rows in slots and hold these for batch `number`; see `books.enter_batch`.
 
-        mark: added to the flags of its slots; DIRTY if the batch will change all its rows. watch: `row_entries`, `seen`
-        and `entries` of that kernel.
+        mark: added to the flags of its slots; DIRTY if the batch will change all its rows.
         """
         if mark != self._mark:
             self._synchronize()
             self._mark, self._marked = np.uint8(mark), number
         self._marked = min(self._marked, number)  # it may enter again, and flags have been read meanwhile
-        ends, records = distinct.table_ends, self._tracker.columns
-        row_entries, seen, entries = watch
-        books_of_batch = distinct.rows, distinct.counts, ends, number, *records, row_entries, self._used, self._accesses
-        outputs = locations, missing, undo, seen, entries, tally
+        ends = distinct.table_ends
+        records, columns = self._tracker.columns, tuple(self.columns)
+        books_of_batch = tuple(distinct), number, records, columns, tuple(entered), tally
         bounds = shares(len(distinct.rows), self._tracker.threads)
         if len(bounds) == 2:
-            return int(books.enter_batch(0, len(ends), *books_of_batch, *outputs))
+            return int(books.enter_batch(0, len(ends), *books_of_batch))
         starts = [0, *ends.tolist()]  # of the tables' rows
         tables = [0, *(bisect_left(starts, bound) for bound in bounds[1:-1].tolist()), len(ends)]  # of threads, first
         firsts, lasts = np.array([starts[table] for table in tables[:-1]]), np.empty(len(bounds) - 1, np.int64)
-        books.enter_chunks(np.array(tables), lasts, *books_of_batch, *outputs)
-        return join_lists(firsts, lasts, missing)  # in the tables' order
+        books.enter_chunks(np.array(tables), lasts, *books_of_batch)
+        return join_lists(firsts, lasts, entered.missing)  # in the tables' order
 
-    def leave(self, distinct: Distinct, locations: Int64s, undo: Int32s) -> None:
+    def leave(self, distinct: Distinct, entered: Entered) -> None:
         """Undo `enter`."""
-        columns = self._tracker.accesses, self._used, self._accesses
-        books.leave_batch(distinct.rows, distinct.counts, locations, undo, *columns)
+        books.leave_batch(tuple(distinct), tuple(entered), self._tracker.accesses, tuple(self.columns))
 
     def take(
-        self,
-        takers: Int64s,
-        distinct: Distinct,
-        locations: Int64s,
-        number: int,
-        oldest_held: int,
-        tally: Int64s,
-    ) -> tuple[Int64s, Int64s, Bools, Bools]:
+        self, takers: Int64s, distinct: Distinct, locations: Int64s, number: int, oldest_held: int, tally: Int64s
+    ) -> Taken:
         """Give each of the distinct rows `takers` a slot, held for batch `number`, and touch them.
 
-        Returns:
-            (takers,) each: slots; rows; True if still at the initial value; True if a batch from `oldest_held` on
-            updates the row on the host.
+        Those that a batch from `oldest_held` on updates on the host are late.
         """
         assert len(takers) <= self.num_free
-        slots, slots_for = np.empty((2, len(takers)), np.int64)
-        initial, is_late = np.empty((2, len(takers)), np.bool_)
-        rows, when = (takers, distinct.rows, distinct.counts), (number, oldest_held)
-        slot_columns = self._rows, *self._columns, self._free, self.num_free, self.all_fit
-        records, results = self._tracker.columns, (slots, slots_for, initial, is_late)
-        books_of_batch = *rows, *records, locations, *when, *slot_columns, *results
+        taken = Taken(*np.empty((2, len(takers)), np.int64), *np.empty((2, len(takers)), np.bool_))
+        slot_columns = self._tracker.columns, tuple(self.columns), self.num_free
+        books_of_batch = takers, tuple(distinct), locations, *slot_columns, (number, oldest_held), tuple(taken)
         bounds = shares(len(takers), self._tracker.threads)
         if len(bounds) == 2:
-            books.take_slots(0, len(takers), *books_of_batch)
+            books.take_slots((0, len(takers)), *books_of_batch)
         else:
             books.take_chunks(bounds, *books_of_batch)
         books.count_taken(takers, distinct.table_ends, tally)
         self.num_free -= len(takers)
-        return slots, slots_for, initial, is_late
+        return taken
 
     def leave_on_host(self, missing: Int64s, distinct: Distinct, locations: Int64s, number: int) -> Int64s:
         """Touch those of the distinct rows `missing` that get no slot.
@@ -541,8 +515,7 @@ class SlotTable:
         Returns the rows that need their initial values on the host.
         """
         fresh = np.empty(len(missing), np.int64)
-        rows, records = (distinct.rows, distinct.counts), self._tracker.columns
-        count = books.use_rows_on_host(missing, *rows, number, *records, locations, fresh)
+        count = books.use_rows_on_host(missing, tuple(distinct), number, self._tracker.columns, locations, fresh)
         return fresh[:count]
 
     def dirty(self) -> Int64s:
@@ -551,7 +524,7 @@ class SlotTable:
 
     def mark_dirty(self, updated: Int32s, locations: Int64s) -> None:
         """Note that a batch will change its distinct rows `updated`, some of which are in slots."""
-        books.mark_dirty(updated, locations, self._flags)
+        books.mark_dirty(updated, locations, self.columns.flags)
 
     def mark_stored(self, slots: NDArray[np.int64]) -> None:
         """Note that the host has other values than the initial ones for the rows in `slots`."""
@@ -567,12 +540,12 @@ class SlotTable:
         taken = self.taken()
         rows, places = self.rows[taken], np.arange(len(taken))
         fresh = self._empty(num_slots)
-        fresh._used[places], fresh._flags[places] = self._used[taken], self._flags[taken]
-        fresh._marked = int(self._used[taken].max(initial=-1)) + 1
+        fresh.columns.used[places], fresh.columns.flags[places] = self.columns.used[taken], self.columns.flags[taken]
+        fresh._marked = int(self.columns.used[taken].max(initial=-1)) + 1
         if not fresh.all_fit:
-            fresh._rows[places] = rows
-        if len(fresh._accesses):
-            fresh._accesses[places] = self._tracker.accesses[rows]
+            fresh.columns.rows[places] = rows
+        if len(fresh.columns.accesses):
+            fresh.columns.accesses[places] = self._tracker.accesses[rows]
         self._become(fresh)
         self.num_free = num_slots - len(taken)
         self._tracker.codes[rows] = places + 1
@@ -582,24 +555,13 @@ class SlotTable:
         self._become(self._empty(len(self)))
 
     def _empty(self, num_slots: int) -> "SlotTable":
-        return SlotTable(num_slots, self._table_starts, self._tracker, by_accesses=self._by_accesses)
+        return SlotTable(num_slots, self._index[0], self._tracker, by_accesses=self._by_accesses)
 
     def _become(self, other: "SlotTable") -> None:
-        self._rows, self._used, self._accesses, self._flags = other._arrays
-        self._free, self.num_free, self._search_from = other._free, other.num_free, 0
+        self.columns, self.num_free, self._search_from = other.columns, other.num_free, 0
         self.all_fit, self._marked = other.all_fit, other._marked
 
     def _key_columns(self, order: tuple[str, ...]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """(slots,) the high and the low half of keys that compare as an order of `ORDERS` does."""
-        columns = {"last_access": self._used.view(np.uint32), "accesses": self._accesses}
+        columns = {"last_access": self.columns.used.view(np.uint32), "accesses": self.columns.accesses}
         return columns[order[0]], columns[order[-1]]
-
-    @property
-    def _columns(self) -> tuple[Int32s, NDArray[np.uint32], NDArray[np.uint8]]:
-        """(slots,) each: the columns repeated from the rows' records, for kernels."""
-        return self._used, self._accesses, self._flags
-
-    @property
-    def _arrays(self) -> tuple[NDArray[Any], ...]:
-        """(slots,) each: all columns."""
-        return self._rows, *self._columns

@@ -33,14 +33,6 @@ COLUMNS: Final = ENTRY.names or ()
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Distinct rows (U,) of a batch, which are watched if they have an entry, or get one."""
-
-    seen: NDArray[np.uint32]  # (U,) lookups of each so far, with this batch
-    entries: NDArray[np.int32]  # (U,) entry + 1 of each in the hot set, 0 without one
-
-
-@dataclass(frozen=True)
 class WatchedRows:
     """The watched rows among the distinct rows of a batch."""
 
@@ -79,14 +71,20 @@ class HotSet:
         """Bytes once all entries are taken."""
         return hot_set_bytes(self.capacity, len(self.row_entries))
 
-    def admit(self, rows: NDArray[np.int64], candidates: Candidates, places: NDArray[np.int32]) -> WatchedRows:
+    def admit(
+        self,
+        rows: NDArray[np.int64],
+        seen: NDArray[np.uint32],
+        entries: NDArray[np.int32],
+        places: NDArray[np.int32],
+    ) -> WatchedRows:
         """Admit rows with enough lookups; return the watched ones of a batch's rows (U,).
 
         The result takes the memory of `places` (U,) and of the candidates' entries.
         """
-        old, entries = self.num_entries, candidates.entries
+        old = self.num_entries
         books = self.config.min_accesses, self.row_entries, self.rows, old
-        self.num_entries, count = watched.find_entries(rows, candidates.seen, *books, places, entries)
+        self.num_entries, count = watched.find_entries(rows, seen, *books, places, entries)
         new = slice(old, self.num_entries)
         self.sizes[new], self.answers[new] = np.nan, 1
         return WatchedRows(places[:count], entries[:count])

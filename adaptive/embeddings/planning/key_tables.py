@@ -20,7 +20,7 @@ Letters: U distinct keys or rows of a batch, n keys or rows, T tables of the gro
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,10 +30,11 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Distinct, Lookups, describe_sample, group_lookups
+from adaptive.embeddings.planning.lookups import Lookups, describe_sample, group_lookups
 from adaptive.embeddings.planning.plan import no_rows
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning import keys as kernels
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool, allocate
 
 Int64s = NDArray[np.int64]
@@ -395,7 +396,7 @@ class GroupKeys:
     def find(self, distinct: Distinct) -> Distinct:
         """Return the distinct rows of distinct keys, none of which gets a row; changes their inverse."""
         rows, absent, _ = self._find(distinct)
-        return self._merge(distinct, rows)[0] if len(absent) else replace(distinct, rows=rows)
+        return self._merge(distinct, rows)[0] if len(absent) else distinct._replace(rows=rows)
 
     def glance(self, distinct: Distinct) -> Distinct:
         """Return the present rows of distinct keys, as far as they are owned; that of keys without a row may repeat.
@@ -404,7 +405,7 @@ class GroupKeys:
         """
         rows = self._find(distinct)[0].copy()
         if self._group.undivided is self._group:
-            return replace(distinct, rows=rows)
+            return distinct._replace(rows=rows)
         owned_rows = self._group.owned_rows(rows)
         is_owned = owned_rows >= 0
         ends = np.concatenate([[0], np.cumsum(is_owned)])[distinct.table_ends]
@@ -456,7 +457,7 @@ class GroupKeys:
             last_access,
             lambda: describe_sample(batch, int(batch.extras["timestamp"].argmax())),
         )
-        merged = replace(lookups.distinct, rows=rows)
+        merged = lookups.distinct._replace(rows=rows)
         if not changes.is_complete:
             merged, changes.tally[:, Counter.UNADMITTED_LOOKUPS] = self._merge(lookups.distinct, rows)
         return group_lookups(merged, lookups.bags, self._grouped), changes

@@ -20,6 +20,8 @@ from adaptive.errors import ConfigError
 from adaptive.kernels.planning import books
 from adaptive.kernels.vector.bfloat16 import BFLOAT16
 
+TableIndex = tuple[NDArray[np.int64], NDArray[np.int32], int]  # see `kernels.planning.books.table_of`
+
 
 @dataclass(frozen=True)
 class FeatureSlot:
@@ -144,15 +146,19 @@ class Group:
         return {}
 
     @cached_property
-    def _buckets(self) -> tuple[NDArray[np.int32], int]:
-        return table_buckets(self.table_starts)
+    def _table_index(self) -> TableIndex:
+        return table_index(self.table_starts)
 
     def tables_of(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """(n,) number in the group of the table of each owned row."""
         tables = np.empty(len(rows), np.int32)
-        buckets, shift = self._buckets
-        books.tables_of(rows, self.table_starts, buckets, shift, tables)
+        books.tables_of(rows, self._table_index, tables)
         return tables
+
+    @cached_property
+    def table_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(tables,) number of rows of each, and (tables + 1,) first row of each."""
+        return self.table_sizes, self.table_starts
 
     def count_by_table(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(tables,) number of owned rows (n,) of each table."""
@@ -163,12 +169,13 @@ class Group:
         return np.diff(self.table_starts)
 
 
-def table_buckets(table_starts: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
-    """Table of the first row of each of up to 4,096 ranges of rows, and log2 of their size."""
+def table_index(table_starts: NDArray[np.int64]) -> TableIndex:
+    """Index the tables by up to 4,096 ranges of rows."""
     num_rows = int(table_starts[-1])
     shift = max(0, (num_rows - 1).bit_length() - 12)
     firsts = np.arange(0, num_rows, 1 << shift)
-    return (np.searchsorted(table_starts, firsts, side="right") - 1).astype(np.int32), shift
+    tables = (np.searchsorted(table_starts, firsts, side="right") - 1).astype(np.int32)
+    return table_starts, tables, shift
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import OnDevice, Pooling
 from adaptive.errors import InputError, shown_id
 from adaptive.kernels.planning import keys, lookups
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import LINE, ScratchPool, allocate
 from adaptive.system import FEW_CORES, usable_cores
 
@@ -27,6 +28,7 @@ Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32
 # Of a batch that threads divide. Smaller ones are as fast, and compiling the loops takes 2 s of a first command.
 SHARED_LOOKUPS: Final = 1 << 16
+Features = tuple[Int64s, Int64s, NDArray[np.int32]]  # see `kernels.planning.lookups.distinct_rows`
 
 
 def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
@@ -50,20 +52,6 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
                     f'or "none".'
                 )
     return batch
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """The distinct rows of a batch and one group, table by table, in order of first lookup."""
-
-    rows: Int64s  # (U,) group rows, or owned rows; with keys, these before `key_tables` gives them rows
-    counts: NDArray[np.int32]  # (U,) lookups of each
-    inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
-    table_ends: Int64s  # (T,) end of each table's rows
-
-    def shortened(self, num_rows: int) -> "Distinct":
-        """Return the first rows, of arrays with room for more."""
-        return Distinct(self.rows[:num_rows], self.counts[:num_rows], self.inverse, self.table_ends)
 
 
 class DistinctFinder:
@@ -98,28 +86,26 @@ class DistinctFinder:
         Raises:
             InputError: if an id is negative or too large; names feature, position, value and data line.
         """
-        spans, span_tables = feature_spans(self._group, batch)
+        features = feature_lookups(self._group, batch)
+        spans = features[1]
         has_all = len(spans) == batch.num_features
         num_lookups = len(batch.ids) if has_all else int((spans[:, 1] - spans[:, 0]).sum())
-        distinct, bad = self.find_in_spans(batch.ids, spans, span_tables, num_lookups)
+        distinct, bad = self.find_in_spans(features, num_lookups)
         if bad is not None:
             raise bad_id(self._group, batch, bad)
         return distinct
 
-    def find_in_spans(
-        self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32], num_lookups: int
-    ) -> tuple[Distinct, int | None]:
-        """Find the distinct rows of ids (n,) in spans (s, 2) of tables (s,), `num_lookups` in all, table by table.
+    def find_in_spans(self, features: Features, num_lookups: int) -> tuple[Distinct, int | None]:
+        """Find the distinct rows of `num_lookups` lookups, table by table.
 
         Returns them, and the position of an id outside its table, or None. Any id is a key.
         """
         group, distinct = self._group, self._allocate(num_lookups)
-        results, places = _arrays(distinct), (self._places[0], self._used[0])
+        hash_table = self._places[0], self._used[0]
         if group.has_keys:
-            size = int(keys.distinct_keys(ids, spans, span_tables, group.table_keys, *places, *results))
+            size = int(keys.distinct_keys(features, group.table_keys, hash_table, tuple(distinct)))
             return distinct.shortened(size), None
-        inputs = ids, spans, span_tables, group.table_sizes, group.table_starts
-        size = int(lookups.distinct_rows(0, *inputs, *places, *results))
+        size = int(lookups.distinct_rows(0, features, group.table_rows, hash_table, tuple(distinct)))
         return distinct.shortened(size), -size - 1 if size < 0 else None
 
     def _find_in_chunks(self, batch: Batch, bags: "Bags") -> "Lookups":
@@ -128,18 +114,11 @@ class DistinctFinder:
         of_chunks = self._allocate(num_lookups)
         rows, counts = allocate(self._joined, (np.int64, num_lookups), (np.int32, num_lookups))
         segments, vectors, origins = _allocate_grouped(self._grouped, num_lookups, num_lookups, bags)
-        inputs = (
-            batch.ids,
-            *feature_spans(group, batch),
-            group.table_sizes,
-            group.table_starts,
-            self._places,
-            self._used,
-        )
         size = int(
             lookups.find_and_group(
-                np.zeros((self._threads + 1, 5), np.int64), *inputs, *_arrays(of_chunks), bags.starts, bags.vectors,
-                rows, counts, segments, vectors, origins,
+                np.zeros((self._threads + 1, 5), np.int64), feature_lookups(group, batch), group.table_rows,
+                (self._places, self._used), tuple(of_chunks), (bags.starts, bags.vectors), (rows, counts, segments),
+                (vectors, origins),
             )
         )  # fmt: skip
         if size < 0:
@@ -163,13 +142,9 @@ class DistinctFinder:
         self._most_used = 1  # at most so many in any line
 
 
-def _arrays(distinct: Distinct) -> tuple[Int64s, NDArray[np.int32], NDArray[np.int32], Int64s]:
-    return distinct.rows, distinct.counts, distinct.inverse, distinct.table_ends
-
-
-def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
-    """(F, 2) range of lookups in the batch of each feature of a group, and (F,) its table."""
-    return batch.offsets[group.feature_ends * batch.num_samples], group.feature_columns[2]
+def feature_lookups(group: Group, batch: Batch) -> Features:
+    """The lookups in a batch of each feature of a group."""
+    return batch.ids, batch.offsets[group.feature_ends * batch.num_samples], group.feature_columns[2]
 
 
 def describe_sample(batch: Batch, sample: int) -> str:
@@ -380,10 +355,10 @@ def lay_out_bags(group: Group, batch: Batch) -> Bags:
     sizes = [batch.num_lookups(feature.position) for feature in group.features]
     alone = sum(size for feature, size in zip(group.features, sizes, strict=True) if feature.column < 0)
     num_vectors = alone + samples * group.num_columns
-    starts, vectors = np.empty(num_vectors + 1, np.int64), np.empty(num_vectors, np.int32)
     tables, scales = np.empty(num_vectors, np.int32), _scales(group, batch, sum(sizes))
-    columns = group.feature_columns
-    lookups.lay_out_bags(batch.offsets, samples, *columns, group.num_columns, starts, vectors, tables, scales)
+    starts, vectors = np.empty(num_vectors + 1, np.int64), np.empty(num_vectors, np.int32)
+    bags = starts, vectors, tables, scales
+    lookups.lay_out_bags(batch.offsets, samples, group.feature_columns, group.num_columns, bags)
     return Bags(num_vectors, vectors, starts, tables, scales)
 
 

@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.books import NO_ENTRIES, SlotTable, Tracker, lowest
-from adaptive.embeddings.planning.hot_set import Candidates
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Bags, Distinct, Lookups
+from adaptive.embeddings.planning.lookups import Bags, Lookups
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, WatchedCounts, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning import books
+from adaptive.kernels.planning.books import Entered
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool, allocate
 
 Int64s = NDArray[np.int64]
@@ -62,7 +63,7 @@ class Planner:
         self._row_bytes = row_bytes
         self._memory = ScratchPool()
         self._has_scored = False
-        self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
+        self._entered: tuple[Distinct, Entered] | None = None  # prepared and not committed
 
     def watch(self, capacity: int, skip: SkipConfig) -> None:
         """Watch the hottest rows, and skip or defer their updates as the skip rule decides."""
@@ -106,18 +107,14 @@ class Planner:
         of_rows = (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)
         of_watched = (np.uint32, num_watched), (np.int32, num_watched)
         locations, missing, undo, seen, entries = allocate(self._memory, *of_rows, *of_watched)
+        entered = Entered(locations, missing, undo, row_entries, seen, entries)
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        count = self.slots.enter(
-            distinct, number, self._mark, locations, missing, undo, tally, (row_entries, seen, entries)
-        )
-        self._entered = distinct, locations, undo
+        count = self.slots.enter(distinct, number, self._mark, entered, tally)
+        self._entered = distinct, entered
         question = _Question(number, depth, window, rows, missing[:count])
         prefetches = self._policy_caller.policy.misses == "prefetch"
         takers, victims = self._prefetch(question) if prefetches else self._promote(question)
-        candidates = Candidates(seen, entries)
-        return Arrival(
-            number, question.oldest_held, distinct, locations, question.missing, takers, victims, candidates, tally
-        )
+        return Arrival(number, question.oldest_held, distinct, entered, question.missing, takers, victims, tally)
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
         """Slots for the rows of the unplanned batch `number` and of the `depth` batches before it."""
@@ -147,7 +144,7 @@ class Planner:
         if self.skipper is None:
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
-        decision = self.skipper.decide(distinct, arrival.candidates, tally)
+        decision = self.skipper.decide(distinct, arrival.entered, tally)
         if decision.deferred is None:
             row_updates = row_updates.take(decision.written)
         self.slots.mark_dirty(decision.written, locations)
@@ -291,12 +288,16 @@ class Arrival:
     number: int
     oldest_held: int  # batches from this one on keep their rows
     distinct: Distinct
-    locations: Int64s  # (U,) slot, or -1
+    entered: Entered  # what the books say of these rows
     missing: Int64s  # distinct rows without a slot
     takers: Int64s  # distinct rows that get a slot
     victims: Int64s  # slots whose rows are evicted
-    candidates: Candidates  # to be watched; empty: nothing is
     tally: Int64s  # (tables of the group, counters)
+
+    @property
+    def locations(self) -> Int64s:
+        """(U,) slot, or -1; once the plan is made, the location."""
+        return self.entered.locations
 
 
 def swaps(missing: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int) -> tuple[Int64s, Int64s]:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import NEVER, RowStats
 
 Int64s = NDArray[np.int64]

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import Tracker
-from adaptive.embeddings.planning.hot_set import Candidates, HotSet
+from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.embeddings.planning.plan import Deferred, Feedback, Int32s, Int64s, WatchedCounts, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import watched
-from adaptive.kernels.planning.books import NOW
+from adaptive.kernels.planning.books import NOW, Entered
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool
 
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
@@ -91,10 +91,10 @@ class Skipper:
         """True if gradients may be accumulated."""
         return self._policy_caller.defers
 
-    def decide(self, distinct: Distinct, candidates: Candidates, tally: Int64s) -> Decision:
+    def decide(self, distinct: Distinct, entered: Entered, tally: Int64s) -> Decision:
         """Decide what happens to the gradients of a batch's distinct rows; count it in `tally`.
 
-        Uses up the candidates.
+        Uses up the entries of `entered`.
         """
         rows, counts, size = distinct.rows, distinct.counts, len(distinct.rows)
         # Few calls: Python's own memory is not in the caches either after a step, so each takes microseconds.
@@ -103,7 +103,7 @@ class Skipper:
         fates = memory[num_bytes:]
         fates.fill(NOW)
         written_rows = np.empty(size, np.int64)  # kept longer than the plan
-        watched_rows, hot = self.hot.admit(rows, candidates, watched_places), self.hot
+        watched_rows, hot = self.hot.admit(rows, entered.seen, entered.entries, watched_places), self.hot
         books = watched_rows.places, watched_rows.entries, hot.answers, hot.waiting
         num_summed, num_due = watched.defer_visits(*books, fates, summed, entries, due, visits)
         summed, entries, due = summed[:num_summed], entries[:num_summed], due[:num_due]

@@ -12,12 +12,13 @@ All kernels release the GIL. They are serial, but for those of the training thre
 the thread that plans writes these arrays.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import lower_builtin
+from numpy.typing import NDArray
 
 from adaptive.counters import Counter
 from adaptive.kernels.jit import at, callable_in_kernels, in_parallel, kernel
@@ -43,6 +44,36 @@ WRITTEN_BACK, DEMOTED = int(Counter.WRITTEN_BACK), int(Counter.DEMOTED)
 BYTES_H2D, BYTES_D2H = int(Counter.BYTES_H2D), int(Counter.BYTES_D2H)
 
 
+class SlotColumns(NamedTuple):
+    """Books of slots, (slots,) each. Slots repeat what eviction compares, so that it reads memory in order."""
+
+    rows: NDArray[np.int64]  # the row in each, or -1; empty if every row of the group has a slot
+    used: NDArray[np.int32]  # latest batch that needs the row, or `FREE`
+    accesses: NDArray[np.uint32]  # of the row; or empty, if nothing orders rows by them
+    flags: NDArray[np.uint8]  # DIRTY, CHANGED; those of the latest batches follow from `used` (`mark_used`)
+    free: NDArray[np.int32]  # a stack of free slots, see `first_free`
+
+
+class Entered(NamedTuple):
+    """What `enter_batch` finds about distinct rows, (U,) each; the last two are empty if no row is watched."""
+
+    locations: NDArray[np.int64]  # slot, or -1
+    missing: NDArray[np.int64]  # the u without a slot, from the first u of the tables on
+    undo: NDArray[np.int32]  # for `leave_batch`
+    row_entries: NDArray[np.int32]  # (rows,) entry + 1 of each row of the group in the hot set, or empty; not written
+    seen: NDArray[np.uint32]  # accesses of each row, with this batch
+    entries: NDArray[np.int32]  # copies of `row_entries`
+
+
+class Taken(NamedTuple):
+    """What `take_slots` decides, aligned with the rows that get slots."""
+
+    slots: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    initial: NDArray[np.bool_]  # the row still has its initial value
+    is_late: NDArray[np.bool_]  # a batch in flight updates the row on the host
+
+
 @kernel(inline=True)
 def touch(row, count, accesses):
     """Count the lookups of a row."""
@@ -63,20 +94,17 @@ def is_stored(code):
 
 
 @kernel()
-def enter_batch(
-    first_table, last_table, rows, counts, table_ends, batch, codes, accesses, row_entries, slot_used, slot_accesses,
-    locations, missing, undo, seen, entries, tally,
-):  # fmt: skip
+def enter_batch(first_table, last_table, distinct, batch, records, slots, entered, tally):
     """Look up a batch's distinct rows in some tables; touch those on the device and hold their slots.
 
-    slot_accesses may be empty: slots then do not repeat accesses. Flags are left to `mark_used` and `release_slots`.
-
-    Outputs: locations (U,) int64 slot, or -1; missing (U,) int64 the u without a slot, from the first u of these tables
-    on; undo (U,) int32 for `leave_batch`; seen (U,) uint32 and entries (U,) int32, or both empty: accesses of the rows,
-    with this batch, and copies of row_entries (rows,) int32; lookups, distinct rows and hits are added to tally
-    (T, counters). Returns the end of the missing rows, which are touched later, once their place is decided. One pass,
-    so that every record is loaded into the cache once.
+    distinct: see `lookups.Distinct`. Flags are left to `mark_used` and `release_slots`. Lookups, distinct rows and hits
+    are added to tally (T, counters). Returns the end of the missing rows, which are touched later, once their place is
+    decided. One pass, so that every record is loaded into the cache once.
     """
+    rows, counts, _, table_ends = distinct
+    codes, accesses = records
+    _, slot_used, slot_accesses = slots[:3]
+    locations, missing, undo, row_entries, seen, entries = entered
     num_missing = first = np.int64(0) if first_table == 0 else table_ends[first_table - 1]
     repeats = slot_accesses.size > 0
     for table in range(first_table, last_table):
@@ -132,8 +160,11 @@ def enter_chunks(tables, ends, *books_of_batch):
 
 
 @kernel()
-def leave_batch(rows, counts, locations, undo, accesses, slot_used, slot_accesses):
+def leave_batch(distinct, entered, accesses, slots):
     """Undo `enter_batch` for the rows that were on the device."""
+    rows, counts = distinct[:2]
+    locations, _, undo = entered[:3]
+    _, slot_used, slot_accesses = slots[:3]
     for u in range(rows.size):
         slot = locations[u]
         if slot < 0:
@@ -244,17 +275,17 @@ def list_idle(chunk, marks, columns, oldest_held, bound, lists):
 
 
 @kernel()
-def list_chunk(c, chunks, ends, marks, slots):
-    ends[c] = list_idle(chunks[c], marks[c], slots[:3], slots[3], slots[4], slots[5:])
+def list_chunk(c, chunks, ends, marks, columns, oldest_held, bound, lists):
+    ends[c] = list_idle(chunks[c], marks[c], columns, oldest_held, bound, lists)
 
 
 @kernel()
-def list_chunks(chunks, ends, marks, *slots):
+def list_chunks(chunks, ends, marks, columns, oldest_held, bound, lists):
     """`list_idle` by several threads, each for one of the chunks (C, 3).
 
-    ends (C,) int64 receives the ends of their lists; marks (C, BLOCK). slots: its other arguments, without tuples.
+    ends (C,) int64 receives the ends of their lists; marks (C, BLOCK).
     """
-    in_parallel(list_chunk, ends.size, chunks, ends, marks, slots)
+    in_parallel(list_chunk, ends.size, chunks, ends, marks, columns, oldest_held, bound, lists)
 
 
 @kernel()
@@ -272,10 +303,11 @@ def take_lowest(slots, keys, border, num_equal, end, lowest):
 
 
 @kernel(inline=True)
-def table_of(row, table_starts, buckets, shift):
-    """Table of a row; buckets[r >> shift] is the table of that bucket's first row."""
+def table_of(row, index):
+    """Table of a row. index: first row of each table (T + 1,), and the table of the first row of each 2**shift rows."""
+    starts, buckets, shift = index
     table = buckets[at(row >> shift)]
-    while row >= table_starts[at(table + 1)]:
+    while row >= starts[at(table + 1)]:
         table += 1
     return table
 
@@ -290,15 +322,17 @@ def first_free(free, place):
 
 
 @kernel()
-def release_slots(
-    first, last, tally, victims, slot_rows, slot_used, slot_flags, since, mark, codes, free, num_free, table_starts,
-    buckets, shift, back_slots, back_rows,
-):  # fmt: skip
-    """Evict the rows of the slots victims[first:last]; list those to write back, and free the slots.
+def release_slots(part, tally, victims, slots, num_free, marked, codes, index, back):
+    """Evict the rows of the slots victims[first:last], part (2,); list those to write back, and free the slots.
 
-    Slots used by batch `since` or later also have the flags `mark` (`mark_used`). buckets, shift: see `table_of`. Those
-    to write back are listed from `first` on, freed slots in `free` from num_free + first on. Returns the list's end.
+    index: see `table_of`. marked: a batch and flags; slots used by that batch or later have these flags, too
+    (`mark_used`). back: slots and rows (n,) int64, which receive those to write back from `first` on. Freed slots are
+    in the stack from num_free + first on. Returns the end of the list.
     """
+    first, last = part
+    since, mark = marked
+    slot_rows, slot_used, _, slot_flags, free = slots
+    back_slots, back_rows = back
     num_back = first
     for i in range(first, last):
         if i + 2 * AHEAD < last:  # victims ascend, but too far apart for the processor to prefetch their slots
@@ -311,7 +345,7 @@ def release_slots(
         slot = at(victims[at(i)])
         row, used = slot_rows[slot], slot_used[slot]
         flags = slot_flags[slot] | (mark if used >= since else np.uint8(0))
-        table = table_of(row, table_starts, buckets, shift)
+        table = table_of(row, index)
         is_dirty = np.int64(flags & DIRTY)
         back_slots[at(num_back)], back_rows[at(num_back)] = slot, row  # overwritten by the next one if not dirty
         num_back += is_dirty
@@ -327,7 +361,7 @@ def release_slots(
 
 @kernel()
 def release_chunk(c, bounds, ends, tallies, books_of_group):
-    ends[c] = release_slots(bounds[c], bounds[c + 1], tallies[c], *books_of_group)
+    ends[c] = release_slots((bounds[c], bounds[c + 1]), tallies[c], *books_of_group)
 
 
 @kernel()
@@ -340,17 +374,19 @@ def release_chunks(bounds, ends, tallies, *books_of_group):
 
 
 @kernel()
-def take_slots(
-    first, last, takers, rows, counts, codes, accesses, locations, batch, oldest_held, slot_rows, slot_used,
-    slot_accesses, slot_flags, free, num_free, all_fit, slots, slots_for, initial, is_late,
-):  # fmt: skip
-    """Give each missing distinct row of takers[first:last] a free slot, and touch it.
+def take_slots(part, takers, distinct, locations, records, slots, num_free, held, taken):
+    """Give each missing distinct row of takers[first:last], part (2,), a free slot, and touch it.
 
-    Slots are from the end of `free` and held for the batch. all_fit: slots do not store their rows. slot_accesses: see
-    `enter_batch`. Outputs, aligned with takers: slots and the rows they are for (int64); initial (bool), if the row
-    still has its initial value; is_late (bool), if a batch from `oldest_held` on updates it on the host, which excludes
-    initial: rows used on the host are stored there.
+    Slots are from the end of the stack. held: the batch, for which they are held, and the oldest batch in flight. A row
+    that one of these updates on the host is late, and not initial: rows used on the host are stored there.
     """
+    first, last = part
+    batch, oldest_held = held
+    rows, counts = distinct[:2]
+    codes, accesses = records
+    slot_rows, slot_used, slot_accesses, slot_flags, free = slots
+    taken_slots, taken_rows, initial, is_late = taken
+    all_fit = slot_rows.size == 0
     for i in range(first, last):
         if i + AHEAD < last:
             prefetch_item(codes, rows[at(takers[at(i + AHEAD)])])
@@ -372,12 +408,12 @@ def take_slots(
         if slot_accesses.size > 0:
             slot_accesses[at(slot)] = accesses[at(row)]
         locations[u] = slot
-        slots[at(i)], slots_for[at(i)] = slot, row
+        taken_slots[at(i)], taken_rows[at(i)] = slot, row
 
 
 @kernel()
 def take_chunk(c, bounds, books_of_batch):
-    take_slots(bounds[c], bounds[c + 1], *books_of_batch)
+    take_slots((bounds[c], bounds[c + 1]), *books_of_batch)
 
 
 @kernel()
@@ -387,11 +423,13 @@ def take_chunks(bounds, *books_of_batch):
 
 
 @kernel()
-def use_rows_on_host(missing, rows, counts, batch, codes, accesses, locations, fresh):
+def use_rows_on_host(missing, distinct, batch, records, locations, fresh):
     """Set location ~row for those of the rows `missing` without a slot, and touch them.
 
     Rows still at their initial value are listed in `fresh`; returns their number.
     """
+    rows, counts = distinct[:2]
+    codes, accesses = records
     num_fresh = 0
     for i in range(missing.size):
         u = missing[i]
@@ -456,8 +494,10 @@ def add_and_count_norms(total, rows, norms, totals, *bins):
 
 
 @kernel()
-def gather_records(rows, codes, accesses, slot_used, out_accesses, out_last, out_slots):
-    """Copy the records of `rows` for a policy; out_last gets batch numbers, out_slots slots, both -1 for none."""
+def gather_records(rows, records, slot_used, out):
+    """Copy the records of `rows` for a policy; out: accesses, latest batches, slots, the last two -1 for none."""
+    codes, accesses = records
+    out_accesses, out_last, out_slots = out
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch_item(codes, rows[i + AHEAD])
@@ -469,10 +509,10 @@ def gather_records(rows, codes, accesses, slot_used, out_accesses, out_last, out
 
 
 @kernel()
-def tables_of(rows, table_starts, buckets, shift, tables):
-    """tables[i] = table of rows[i]; buckets and shift: see `table_of`."""
+def tables_of(rows, index, tables):
+    """tables[i] = table of rows[i]; index: see `table_of`."""
     for i in range(rows.size):
-        tables[i] = table_of(rows[i], table_starts, buckets, shift)
+        tables[i] = table_of(rows[i], index)
 
 
 @kernel()

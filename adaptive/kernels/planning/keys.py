@@ -29,11 +29,12 @@ LINES = 3  # of the sketch
 
 
 @kernel()
-def find_distinct(ids, first, last, secret, shift, places, base, floor, num_keys, keys, inverse):
-    """Number the keys of a feature's lookups [first, last), from `num_keys` on.
+def find_distinct(ids, span, secret, shift, places, numbers, num_keys, keys, inverse):
+    """Number the keys of a feature's lookups, from `num_keys` on.
 
     As `lookups.find_hashed`, for ids of any value. The secret is mixed into the hash.
     """
+    (first, last), (base, floor) = span, numbers
     none, mask = np.int64(0), ~ZERO >> shift
     for p in range(last - first):
         key = ids[at(first + p)]
@@ -52,11 +53,14 @@ def find_distinct(ids, first, last, secret, shift, places, base, floor, num_keys
 
 
 @kernel()
-def distinct_keys(ids, spans, span_tables, secrets, places, used, keys, counts, inverse, table_ends):
+def distinct_keys(features, secrets, hash_table, distinct):
     """Find the distinct keys of a batch, table by table, in order of first lookup.
 
     As `lookups.distinct_rows`, for tables with keys: secrets (T,) uint64 instead of sizes and first rows. Returns U.
     """
+    ids, spans, span_tables = features
+    places, used = hash_table
+    keys, counts, inverse, table_ends = distinct
     base = used[0]
     num_keys = lookup = feature = 0
     for table in range(secrets.size):
@@ -71,8 +75,9 @@ def distinct_keys(ids, spans, span_tables, secrets, places, used, keys, counts, 
         for f in range(feature, last_feature):
             first, last = spans[f, 0], spans[f, 1]
             part = inverse[lookup : lookup + last - first]
+            numbers = base, floor
             num_keys = find_distinct(
-                ids, first, last, secrets[table], at(shift), places, base, floor, num_keys, keys, part
+                ids, (first, last), secrets[table], at(shift), places, numbers, num_keys, keys, part
             )
             lookup += last - first
         count_rows(inverse[start:lookup], floor, num_keys, counts)

@@ -10,7 +10,7 @@ overwrites, and leave counting to separate loops. One table is finished before t
 is in the cache.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,19 @@ def hot_rows(segments: NDArray[np.int64]) -> NDArray[np.int32]:
     return hot[np.argsort(-counts[hot], kind="stable")].astype(np.int32)
 
 
+class Distinct(NamedTuple):
+    """The distinct rows of a batch and one group, table by table, in order of first lookup."""
+
+    rows: NDArray[np.int64]  # (U,) group rows, or owned rows; with keys, these before `key_tables` gives them rows
+    counts: NDArray[np.int32]  # (U,) lookups of each
+    inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
+    table_ends: NDArray[np.int64]  # (T,) end of each table's rows
+
+    def shortened(self, num_rows: int) -> "Distinct":
+        """Return the first rows, of arrays with room for more."""
+        return Distinct(self.rows[:num_rows], self.counts[:num_rows], self.inverse, self.table_ends)
+
+
 HASH = np.uint64(0x9E3779B97F4A7C15)
 S32 = np.uint64(32)
 ONE = np.uint64(1)
@@ -37,8 +50,9 @@ FEW = 8  # in a table with fewer rows than lookups / FEW new rows are so rare th
 
 
 @kernel()
-def find_few(ids, first, last, size, start, places, base, floor, num_rows, rows, inverse):
+def find_few(ids, span, table, places, numbers, num_rows, rows, inverse):
     """`find_direct` with a branch, for a table whose rows are looked up many times each."""
+    (first, last), (size, start), (base, floor) = span, table, numbers
     for p in range(last - first):
         row = ids[at(first + p)]
         if at(row) >= at(size):  # negative ones too
@@ -54,11 +68,13 @@ def find_few(ids, first, last, size, start, places, base, floor, num_rows, rows,
 
 
 @kernel()
-def find_direct(ids, first, last, size, start, places, base, floor, num_rows, rows, inverse):
-    """Number the rows of a feature's lookups [first, last), from `num_rows` on.
+def find_direct(ids, span, table, places, numbers, num_rows, rows, inverse):
+    """Number the rows of a feature's lookups, from `num_rows` on; see `find_in_table`.
 
-    See `find_in_table`. places[id] is the number of a row: the table is small enough for one place per row.
+    span: first lookup and end; table: its number of rows, and the first; numbers: used[0] of a `HashTable`, and the
+    table's first number. places[id] is the number of a row: the table is small enough for one place per row.
     """
+    (first, last), (size, start), (base, floor) = span, table, numbers
     for p in range(last - first):
         row = ids[at(first + p)]
         if at(row) >= at(size):
@@ -74,12 +90,13 @@ def find_direct(ids, first, last, size, start, places, base, floor, num_rows, ro
 
 
 @kernel()
-def find_hashed(ids, first, last, size, start, places, shift, base, floor, num_rows, rows, inverse):
+def find_hashed(ids, span, table, places, shift, numbers, num_rows, rows, inverse):
     """`find_direct` for a larger table, by a hash table of 2^(64 - shift) places.
 
     The hash is the highest bits of a product with the golden ratio, which spreads consecutive ids evenly: popular ids
     are often small numbers. With lower bits, 3 times as many lookups would find another id in their place.
     """
+    (first, last), (size, start), (base, floor) = span, table, numbers
     none, mask = np.int64(0), ~np.uint64(0) >> shift
     for p in range(last - first):
         row = ids[at(first + p)]
@@ -101,26 +118,26 @@ def find_hashed(ids, first, last, size, start, places, shift, base, floor, num_r
 
 
 @kernel()
-def find_in_table(ids, spans, size, start, places, base, num_rows, rows, inverse):
+def find_in_table(ids, spans, table, places, base, num_rows, rows, inverse):
     """Number the distinct rows of one table, from the spans of its features.
 
     Numbers start at `num_rows`. inverse (lookups of the table,) int32. Returns the new number of rows, or -(p + 1): see
     `distinct_rows`.
     """
-    num_lookups = inverse.size
+    num_lookups, size = inverse.size, table[0]
     capacity, shift = 16, 60
     while capacity < 2 * num_lookups:
         capacity, shift = 2 * capacity, shift - 1
-    floor, lookup = num_rows, 0
+    numbers, lookup = (base, num_rows), 0
     for f in range(spans.shape[0]):
-        first, last = spans[f, 0], spans[f, 1]
+        first, last = span = spans[f, 0], spans[f, 1]
         part = inverse[lookup : lookup + last - first]
         if size > capacity:
-            num_rows = find_hashed(ids, first, last, size, start, places, at(shift), base, floor, num_rows, rows, part)
+            num_rows = find_hashed(ids, span, table, places, at(shift), numbers, num_rows, rows, part)
         elif size * FEW < num_lookups:
-            num_rows = find_few(ids, first, last, size, start, places, base, floor, num_rows, rows, part)
+            num_rows = find_few(ids, span, table, places, numbers, num_rows, rows, part)
         else:
-            num_rows = find_direct(ids, first, last, size, start, places, base, floor, num_rows, rows, part)
+            num_rows = find_direct(ids, span, table, places, numbers, num_rows, rows, part)
         if num_rows < 0:
             return num_rows
         lookup += last - first
@@ -136,37 +153,27 @@ def count_rows(inverse, first, last, counts):
 
 
 @kernel()
-def distinct_rows(
-    first_table,
-    ids,
-    spans,
-    span_tables,
-    table_sizes,
-    table_starts,
-    places,
-    used,
-    rows,
-    counts,
-    inverse,
-    table_ends,
-):
+def distinct_rows(first_table, features, tables, hash_table, distinct):
     """Find the distinct rows of a batch, table by table, in order of first lookup.
 
-    ids (all lookups of the batch) int64; spans (F, 2) int64 [first, last) lookup of each feature of the group,
-    ordered by table; span_tables (F,) int32, counted from first_table. Outputs: rows (U,) int64, counts (U,) int32
-    lookups of each, inverse (N,) int32 lookup -> distinct row, table_ends (T,) int64 end of each table's rows in
-    `rows`; rows has room for N.
+    features: ids (all lookups of the batch) int64; spans (F, 2) int64, first lookup and end of each feature of the
+    group, ordered by table; their tables (F,) int32, counted from first_table. tables: sizes (T,) and starts (T,)
+    int64. distinct: the fields of `Distinct`, which are written, with room for N rows. Returns U, or -(p + 1) if ids[p]
+    is outside its table.
 
-    places int32 is the hash table of one table after the other, with a power of two of at least twice the lookups of
-    any table. It holds used[0] + distinct row; smaller values are left over and count as empty. The caller keeps both,
-    and clears them before used[0] + N exceeds 2^31.
-
-    Returns U, or -(p + 1) if ids[p] is outside its table.
+    hash_table: places int32, of one table after the other, a power of two of at least twice the lookups of any table;
+    used (1,) int64. A place holds used[0] + distinct row, and smaller values, left over, count as empty: the number
+    grows instead of the places being cleared, which would touch all of them for each batch. The caller clears them
+    before used[0] + N exceeds 2^31.
     """
+    ids, spans, span_tables = features
+    sizes, starts = tables
+    places, used = hash_table
+    rows, counts, inverse, table_ends = distinct
     num_features = spans.shape[0]
     base = used[0]
     num_rows = lookup = feature = 0
-    for table in range(table_sizes.size):
+    for table in range(sizes.size):
         num_lookups = 0
         last_feature = feature
         while last_feature < num_features and span_tables[last_feature] == first_table + table:
@@ -174,17 +181,8 @@ def distinct_rows(
             last_feature += 1
         part = inverse[lookup : lookup + num_lookups]
         old = num_rows
-        num_rows = find_in_table(
-            ids,
-            spans[feature:last_feature],
-            table_sizes[table],
-            table_starts[table],
-            places,
-            base,
-            num_rows,
-            rows,
-            part,
-        )
+        of_table = sizes[table], starts[table]
+        num_rows = find_in_table(ids, spans[feature:last_feature], of_table, places, base, num_rows, rows, part)
         if num_rows < 0:
             used[0] = base + lookup + num_lookups
             return num_rows
@@ -197,28 +195,34 @@ def distinct_rows(
 
 
 @kernel()
-def find_chunk(c, bounds, inputs, of_chunks):
-    ids, spans, span_tables, table_sizes, table_starts, places, used = inputs
-    rows, counts, inverse, table_ends = of_chunks
+def find_chunk(c, bounds, features, tables, hash_tables, of_chunks):
     table, end_table, feature, end_feature = bounds[c, 0], bounds[c + 1, 0], bounds[c, 1], bounds[c + 1, 1]
     first, last = bounds[c, 2], bounds[c + 1, 2]
+    ids, spans, span_tables = features
+    sizes, starts = tables
+    places, used = hash_tables
+    rows, counts, inverse, table_ends = of_chunks
     bounds[c + 1, 4] = distinct_rows(
-        table, ids, spans[feature:end_feature], span_tables[feature:end_feature],
-        table_sizes[table:end_table], table_starts[table:end_table], places[c], used[c],
-        rows[first:last], counts[first:last], inverse[first:last], table_ends[table:end_table],
-    )  # fmt: skip
+        table,
+        (ids, spans[feature:end_feature], span_tables[feature:end_feature]),
+        (sizes[table:end_table], starts[table:end_table]),
+        (places[c], used[c]),
+        (rows[first:last], counts[first:last], inverse[first:last], table_ends[table:end_table]),
+    )
 
 
 @kernel()
-def copy_rows(ids, spans, span_tables, table_sizes, table_starts, rows, lookup_ends):
+def copy_rows(features, tables, rows, lookup_ends):
     """Write the row of each lookup of a group, for a device that finds distinct rows.
 
-    ids, spans (F, 2), span_tables (F,): as for `distinct_rows`. Outputs: rows (N,) int32 or int64, in the group's
-    order; lookup_ends (T,) int64 end of each table's lookups. Returns 0, or -(p + 1) if ids[p] is outside its table.
+    features, tables: as for `distinct_rows`. Outputs: rows (N,) int32 or int64, in the group's order; lookup_ends (T,)
+    int64 end of each table's lookups. Returns 0, or -(p + 1) if ids[p] is outside its table.
     """
+    ids, spans, span_tables = features
+    sizes, starts = tables
     lookup = feature = 0
-    for table in range(table_sizes.size):
-        start, size = table_starts[table], table_sizes[table]
+    for table in range(sizes.size):
+        start, size = starts[table], sizes[table]
         while feature < spans.shape[0] and span_tables[feature] == table:
             first, last = spans[feature, 0], spans[feature, 1]
             part, largest = rows[lookup : lookup + last - first], at(0)
@@ -244,16 +248,16 @@ def first_outside(ids, size):
 
 
 @kernel()
-def lay_out_bags(
-    offsets, num_samples, positions, columns, tables, means, num_columns, starts, vectors, bag_tables, scales
-):
-    """Describe the bags of a group, feature by feature: first lookup, vector, and table.
+def lay_out_bags(offsets, num_samples, features, num_columns, bags):
+    """Describe the bags of a group, feature by feature, of a batch with these offsets.
 
-    offsets: the batch's. Per feature (F,): positions int64 in the batch; columns int64 in the pooled output of
-    num_columns columns, or -1 if not pooled, when every lookup is its own bag and its vector follows the pooled ones;
-    tables int32; means bool. Outputs: starts (bags + 1,) int64, vectors and bag_tables (bags,) int32; scales (N,)
-    float32, or empty, gets 1 / size of the bag for pooling by mean.
+    features, (F,) each: positions int64 in the batch; columns int64 in the pooled output of num_columns columns, or -1
+    if not pooled, when every lookup is its own bag and its vector follows the pooled ones; tables int32; means bool.
+    bags: starts (bags + 1,) int64, vectors and tables (bags,) int32 are written; scales (N,) float32, or empty, get
+    1 / size of the bag for pooling by mean.
     """
+    positions, columns, tables, means = features
+    starts, vectors, bag_tables, scales = bags
     bag = lookup = 0
     vector = num_samples * num_columns
     for f in range(positions.size):
@@ -382,27 +386,22 @@ def divide_tables(bounds, spans, span_tables, num_tables, bag_starts):
 
 
 @kernel()
-def find_and_group(
-    bounds, ids, spans, span_tables, table_sizes, table_starts, places, used, chunk_rows, chunk_counts, inverse,
-    table_ends, bag_starts, bag_vectors, rows, counts, segments, vectors, origins,
-):  # fmt: skip
+def find_and_group(bounds, features, tables, hash_tables, of_chunks, bags, of_rows, grouped):
     """`distinct_rows` and `fill_segments` by several threads, each for a chunk.
 
     bounds (C + 1, 5) int64, zeros: becomes the first table, feature, lookup, bag and distinct row of each chunk.
-    places (C, ...) and used (C, ...): one hash table for each. chunk_rows and chunk_counts (N,): memory for the
-    distinct rows of each chunk, from its first lookup on. Outputs: rows (U,), counts (U,), inverse (N,), table_ends
-    (T,) as of `distinct_rows`; segments (U + 1,) int64 start of each row's lookups; vectors and origins as of
-    `fill_segments`. rows, counts and segments have room for N rows. Returns as `distinct_rows`.
+    hash_tables: one for each chunk, places (C, ...) and used (C, ...). of_chunks: memory for the distinct rows of each
+    chunk, from its first lookup on; its inverse and table ends become those of all. bags: starts and vectors. Outputs:
+    of_rows: rows (U,), counts (U,), and segments (U + 1,) int64, the start of each row's lookups, all with room for N
+    rows; grouped: vectors and origins as of `fill_segments`. Returns as `distinct_rows`.
     """
     num_chunks = bounds.shape[0] - 1
-    divide_tables(bounds, spans, span_tables, table_sizes.size, bag_starts)
-    inputs = ids, spans, span_tables, table_sizes, table_starts, places, used
-    of_chunks, of_rows = (chunk_rows, chunk_counts, inverse, table_ends), (rows, counts, segments)
-    in_parallel(find_chunk, num_chunks, bounds, inputs, of_chunks)
+    divide_tables(bounds, features[1], features[2], tables[0].size, bags[0])
+    in_parallel(find_chunk, num_chunks, bounds, features, tables, hash_tables, of_chunks)
     for c in range(num_chunks):
         if bounds[c + 1, 4] < 0:
             return bounds[c + 1, 4]
         bounds[c + 1, 4] += bounds[c, 4]
-    segments[0] = 0
-    in_parallel(group_chunk, num_chunks, bounds, of_chunks, (bag_starts, bag_vectors), of_rows, (vectors, origins))
+    of_rows[2][0] = 0
+    in_parallel(group_chunk, num_chunks, bounds, of_chunks, bags, of_rows, grouped)
     return bounds[num_chunks, 4]

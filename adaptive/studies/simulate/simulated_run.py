@@ -23,12 +23,13 @@ from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planning.access_events import AccessNotifier, RowView
 from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.lookups import Distinct, DistinctFinder, check_batch, lay_out_bags
+from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch, lay_out_bags
 from adaptive.embeddings.planning.planner import Arrival, Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import choose_slots, row_bytes
 from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.kernels.planning import belady
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, arranges
 from adaptive.system import StopRequest

@@ -20,7 +20,7 @@ from adaptive import (
     TieredEmbeddingBag,
     one_hot_batch,
 )
-from adaptive.embeddings.planning.hot_set import Candidates, HotSet
+from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.policies.lru import LRU
 from adaptive.policies.rules.defer import Defer as DeferRule
 
@@ -81,7 +81,7 @@ def test_sizes_and_answers_move_with_their_rows(device: str) -> None:
 
 
 def admit(hot: HotSet, rows: NDArray[np.int64]) -> None:
-    hot.admit(rows, Candidates(np.ones(len(rows), np.uint32), hot.row_entries[rows]), np.empty(len(rows), np.int32))
+    hot.admit(rows, np.ones(len(rows), np.uint32), hot.row_entries[rows], np.empty(len(rows), np.int32))
 
 
 @settings(deadline=None, max_examples=30)

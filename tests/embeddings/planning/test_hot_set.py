@@ -12,7 +12,7 @@ from adaptive.embeddings.planning.plan import Feedback
 
 
 def admit(hot: HotSet, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> hot_set.WatchedRows:
-    return hot.admit(rows, hot_set.Candidates(seen, hot.row_entries[rows]), np.empty(len(rows), np.int32))
+    return hot.admit(rows, seen, hot.row_entries[rows], np.empty(len(rows), np.int32))
 
 
 def watched(*rows: int, capacity: int = 6) -> HotSet:

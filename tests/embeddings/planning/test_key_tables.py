@@ -15,8 +15,9 @@ from adaptive.config import TableConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.key_tables import LEAST_CELLS, LINES, LOAD, GroupKeys, key_bytes
 from adaptive.embeddings.planning.layout import make_groups, table_key
-from adaptive.embeddings.planning.lookups import Distinct, DistinctFinder
+from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.kernels.planning import keys as kernels
+from adaptive.kernels.planning.lookups import Distinct
 
 Int64s = NDArray[np.int64]
 EXTREMES = [-(2**63), 2**63 - 1, 0, -1]

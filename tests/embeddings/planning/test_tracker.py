@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from adaptive.counters import Counter
 from adaptive.embeddings.planning import books as books_module
 from adaptive.embeddings.planning.books import MANY_ROWS, NUM_BINS, RECORD, SlotTable, Tracker
-from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
+from adaptive.kernels.planning.books import Entered
+from adaptive.kernels.planning.lookups import Distinct
 
 
 def test_a_record_is_8_bytes_and_its_columns_are_views() -> None:
@@ -31,8 +32,10 @@ def test_gather_after_touching(num_slots: int) -> None:
     slots = SlotTable(num_slots, np.array([0, 4]), tracker)
     for batch, rows, taker in ((0, [2], 0), (3, [1], None), (5, [2], None)):
         distinct = Distinct(np.array(rows), np.array([3], np.int32), np.zeros(1, np.int32), np.array([1]))
-        places, undo, tally = np.full((2, 1), -1), np.zeros(1, np.int32), np.zeros((1, len(Counter)), np.int64)
-        missing = slots.enter(distinct, batch, 1, *places, undo, tally)
+        places, tally = np.full((2, 1), -1), np.zeros((1, len(Counter)), np.int64)
+        no_entries = np.zeros(0, np.int32)
+        entered = Entered(*places, np.zeros(1, np.int32), no_entries, np.zeros(0, np.uint32), no_entries)
+        missing = slots.enter(distinct, batch, 1, entered, tally)
         if taker is not None:
             slots.take(np.array([taker]), distinct, places[0], batch, batch, tally)
         elif missing:

@@ -20,8 +20,8 @@ from adaptive.counters import Counter
 from adaptive.embeddings.planning import books as books_module
 from adaptive.embeddings.planning.books import SlotTable, Tracker, bin_guesses
 from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import books
+from adaptive.kernels.planning.lookups import Distinct
 
 Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]
@@ -48,27 +48,43 @@ def counted(tally: Int64s) -> dict[str, list[int]]:
     return {counter.name: tally[:, counter].tolist() for counter in Counter if tally[:, counter].any()}
 
 
+def blank(size: int) -> books.Entered:
+    """Memory for what is found about so many rows, none of which is watched or written yet."""
+    locations, missing = np.full((2, size), 9)
+    undo, row_entries, entries = np.full((3, size), 9, np.int32)
+    return books.Entered(locations, missing, undo, row_entries, np.full(size, 9, np.uint32), entries)
+
+
+def unwatched(size: int) -> books.Entered:
+    return blank(size)._replace(row_entries=i32(), seen=np.zeros(0, np.uint32), entries=i32())
+
+
+def columns(books_of: dict[str, Any]) -> tuple[Any, ...]:
+    """`SlotColumns`; those that a test does not name are empty."""
+    empty = {"rows": ints(), "used": i32(), "counted": np.zeros(0, np.uint32), "flags": np.zeros(0, np.uint8)}
+    return tuple((empty | {"free": i32()} | books_of)[name] for name in (*empty, "free"))
+
+
 # --- where rows lie --------------------------------------------------------------------------------------------------
 
 
 def enter(choose: Choose, books_of: dict[str, Any], batch: int, rows: Any, counts: Any, ends: Any) -> Any:
     """(locations, missing, before, tally) of a batch that enters; `books_of` change."""
-    locations, missing, before = np.full(len(rows), 9), np.full(len(rows), 9), np.full(len(rows), 9, np.int32)
-    seen, entries, tally = np.full(len(rows), 9, np.uint32), np.full(len(rows), 9, np.int32), new_tally(len(ends))
+    entered, tally = blank(len(rows)), new_tally(len(ends))
     row_entries = np.arange(len(books_of["codes"]), dtype=np.int32) % 5
     expected = np.minimum(books_of["accesses"][ints(*rows)] + ints(*counts), 2**32 - 1)
-    count = choose(books.enter_batch)(
-        0, len(ends), ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"],
-        row_entries, books_of["used"], books_of["counted"], locations, missing, before, seen, entries, tally,
-    )  # fmt: skip
-    assert seen.tolist() == expected.tolist() and entries.tolist() == row_entries[ints(*rows)].tolist()
-    return locations, missing[:count], before, tally
+    entered = entered._replace(row_entries=row_entries)
+    records, distinct = (books_of["codes"], books_of["accesses"]), (ints(*rows), i32(*counts), i32(), ints(*ends))
+    count = choose(books.enter_batch)(0, len(ends), distinct, batch, records, columns(books_of), tuple(entered), tally)
+    assert entered.seen.tolist() == expected.tolist()
+    assert entered.entries.tolist() == row_entries[ints(*rows)].tolist()
+    return entered.locations, entered.missing[:count], entered.undo, tally
 
 
 def leave(choose: Choose, books_of: dict[str, Any], rows: Any, counts: Any, locations: Any, before: Any) -> None:
-    choose(books.leave_batch)(
-        ints(*rows), i32(*counts), locations, before, books_of["accesses"], books_of["used"], books_of["counted"]
-    )
+    entered = blank(len(rows))._replace(locations=locations, undo=before)
+    distinct = ints(*rows), i32(*counts), i32(), ints(len(rows))
+    choose(books.leave_batch)(distinct, tuple(entered), books_of["accesses"], columns(books_of))
 
 
 def some_books() -> dict[str, Any]:
@@ -156,10 +172,11 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
         distinct = Distinct(rows, i32(*[2] * 15), i32(), ints(15))
         victims = np.sort(rng.permutation(num_rows)[:5])
         for slots in tables:
-            locations, missing, undo = np.full(15, -9), np.full(15, -9), np.full(15, -9, np.int32)
-            count = slots.enter(distinct, batch, mark, locations, missing, undo, new_tally(1))
+            entered = unwatched(15)
+            locations, missing = entered.locations, entered.missing
+            count = slots.enter(distinct, batch, mark, entered, new_tally(1))
             if batch == 4:
-                slots.leave(distinct, locations, undo)
+                slots.leave(distinct, entered)
             else:
                 _, _, *facts = slots.take(missing[:count], distinct, locations, batch, batch - 2, new_tally(1))
                 done.append([missing[:count].tolist(), *(fact.tolist() for fact in facts)])
@@ -187,15 +204,16 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
 def test_a_batch_that_enters_again_marks_its_slots() -> None:
     """Flags are read while the batch is in the books, and its slot is cleaned after it has left them."""
     slots, distinct = SlotTable(2, ints(0, 3), Tracker(3)), Distinct(ints(1), i32(1), i32(), ints(1))
-    locations, missing, undo = ints(-9), ints(-9), i32(-9)
-    slots.enter(distinct, 0, DIRTY, locations, missing, undo, new_tally(1))
+    entered = unwatched(1)
+    locations = entered.locations
+    slots.enter(distinct, 0, DIRTY, entered, new_tally(1))
     slots.take(ints(0), distinct, locations, 0, 0, new_tally(1))
-    slots.enter(distinct, 1, DIRTY, locations, missing, undo, new_tally(1))
+    slots.enter(distinct, 1, DIRTY, entered, new_tally(1))
     assert slots.dirty().tolist() == locations.tolist() == [0]
-    slots.leave(distinct, locations, undo)
+    slots.leave(distinct, entered)
     slots.clean(slots.dirty())
     assert slots.dirty().tolist() == []
-    slots.enter(distinct, 1, DIRTY, locations, missing, undo, new_tally(1))
+    slots.enter(distinct, 1, DIRTY, entered, new_tally(1))
     assert slots.dirty().tolist() == [0]
 
 
@@ -274,10 +292,11 @@ def test_windows_and_lowest_slots_equal_the_twin(
     tracker = Tracker(num_slots + 1)
     tracker.threads = threads
     slots = SlotTable(num_slots, ints(0, num_slots + 1), tracker, by_accesses="accesses" in order)
-    slots._rows[:] = np.where(rng.random(num_slots) < 0.9, rng.permutation(num_slots), -1)
-    slots._used[:] = np.where(slots.rows >= 0, rng.integers(0, 12, num_slots), books.FREE)
-    slots._accesses[:] = rng.choice([1, 2, 3, 2**32 - 1], len(slots._accesses))
-    columns = {"last_access": slots._used.tolist(), "accesses": slots._accesses.tolist()}
+    of_slots = slots.columns
+    of_slots.rows[:] = np.where(rng.random(num_slots) < 0.9, rng.permutation(num_slots), -1)
+    of_slots.used[:] = np.where(slots.rows >= 0, rng.integers(0, 12, num_slots), books.FREE)
+    of_slots.accesses[:] = rng.choice([1, 2, 3, 2**32 - 1], len(of_slots.accesses))
+    columns = {"last_access": of_slots.used.tolist(), "accesses": of_slots.accesses.tolist()}
     start = 0
     for _ in range(3):
         oldest, limit = int(rng.integers(0, 14)), int(rng.integers(1, num_slots + 2))
@@ -294,7 +313,7 @@ def test_windows_and_lowest_slots_equal_the_twin(
 
 def test_a_bound_that_is_too_low_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = SlotTable(9, ints(0, 10), Tracker(10))
-    slots._rows[:], slots._used[:], slots._accesses[:] = np.arange(9), 0, np.arange(9)
+    slots.columns.rows[:], slots.columns.used[:], slots.columns.accesses[:] = np.arange(9), 0, np.arange(9)
     monkeypatch.setattr(SlotTable, "_bound", lambda *_: np.uint64(2 << 32))
     assert slots.lowest(slots.idle_window(5, 9), ("accesses",), 4).tolist() == [0, 1, 2, 3]
 
@@ -303,8 +322,8 @@ def test_a_bound_that_is_too_low_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_bound_follows_the_window_alone(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of a window of 200 slots, which may go round, all keys are lower."""
     slots, inside = SlotTable(1000, ints(0, 1001), Tracker(1001)), (start + np.arange(200)) % 1000
-    slots.rows[:], slots._used[:] = np.arange(1000), 0
-    slots._accesses[inside] = 1000 + np.arange(200)
+    slots.columns.rows[:], slots.columns.used[:] = np.arange(1000), 0
+    slots.columns.accesses[inside] = 1000 + np.arange(200)
     slots._search_from = start
     monkeypatch.setattr(books_module, "SAMPLE", 25)
     idle_window = slots.idle_window(5, 200)
@@ -325,7 +344,7 @@ def slot_arrays() -> dict[str, Any]:
         "used": i32(4, 2, 3, 4, books.FREE),
         "flags": np.array([0, CHANGED, 0, DIRTY | CHANGED, 0], np.uint8),
         "codes": codes,
-        "free": ints(0, -9, -9, -9, -9),  # slot 4, where it is in a new stack
+        "free": i32(0, -9, -9, -9, -9),  # slot 4, where it is in a new stack
     }
 
 
@@ -333,10 +352,11 @@ def slot_arrays() -> dict[str, Any]:
 def test_release_writes_back_changed_rows_only(choose: Choose) -> None:
     slots, tally = slot_arrays(), new_tally()
     back_slots, back_rows = np.full(4, -9), np.full(4, -9)
+    index, back = (STARTS, i32(0, 0, 1), 2), (back_slots, back_rows)
+    changed = 4, np.uint8(DIRTY)
     count = choose(books.release_slots)(
-        0, 4, tally, ints(3, 1, 2, 0), slots["rows"], slots["used"], slots["flags"], 4, np.uint8(DIRTY), slots["codes"],
-        slots["free"], 1, STARTS, i32(0, 0, 1), 2, back_slots, back_rows,
-    )  # fmt: skip
+        (0, 4), tally, ints(3, 1, 2, 0), columns(slots), 1, changed, slots["codes"], index, back
+    )
     assert (back_slots[:count].tolist(), back_rows[:count].tolist()) == ([3, 0], [3, 1])
     assert slots["rows"].tolist() == [-1] * 5
     assert slots["used"].tolist() == [books.FREE] * 5
@@ -350,23 +370,20 @@ def test_release_writes_back_changed_rows_only(choose: Choose) -> None:
 def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
     """Row 5 was changed on the host by batch 3, the oldest that is held; row 0 is at its initial value."""
     slots = slot_arrays()
-    slots["free"] = ints(4 - 7, 7 - 6, 6 - 5, *[-9] * 5)  # slots 4, 7 and 6
+    slots["free"] = i32(4 - 7, 7 - 6, 6 - 5, *[-9] * 5)  # slots 4, 7 and 6
     slots["rows"], slots["flags"] = np.full(8, -1), np.full(8, 99, np.uint8)
     rows, counts, locations = ints(0, 6, 5), i32(2, 7, 3), ints(-1, 1, -1)
     accesses = np.zeros(10, np.uint32)
     slots["codes"][[0, 5]] = [-6, -9]  # by batches 2 and 3
-    late = np.zeros(2, np.bool_)
-    out, out_rows, initial, used = np.full(2, -9), np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
-    counted_in = np.zeros(8, np.uint32)
-    choose(books.take_slots)(
-        0, 2, ints(0, 2), rows, counts, slots["codes"], accesses, locations, 5, 3, slots["rows"], used, counted_in,
-        slots["flags"], slots["free"], 3, False, out, out_rows, initial, late,
-    )  # fmt: skip
-    assert used.tolist() == [3] * 6 + [5, 5]
-    assert counted_in.tolist() == [0] * 6 + [2, 3]
-    assert (out.tolist(), out_rows.tolist()) == ([6, 7], [0, 5])
-    assert initial.tolist() == [True, False]
-    assert late.tolist() == [False, True]
+    slots["used"], slots["counted"] = np.full(8, 3, np.int32), np.zeros(8, np.uint32)
+    taken = books.Taken(*np.full((2, 2), -9), *np.zeros((2, 2), np.bool_))
+    distinct, records = (rows, counts, i32(), ints(3)), (slots["codes"], accesses)
+    choose(books.take_slots)((0, 2), ints(0, 2), distinct, locations, records, columns(slots), 3, (5, 3), tuple(taken))
+    assert slots["used"].tolist() == [3] * 6 + [5, 5]
+    assert slots["counted"].tolist() == [0] * 6 + [2, 3]
+    assert (taken.slots.tolist(), taken.rows.tolist()) == ([6, 7], [0, 5])
+    assert taken.initial.tolist() == [True, False]
+    assert taken.is_late.tolist() == [False, True]
     assert locations.tolist() == [6, 1, 7]
     assert slots["rows"][[6, 7]].tolist() == [0, 5]
     assert slots["flags"][[6, 7]].tolist() == [0, CHANGED]
@@ -379,14 +396,15 @@ def test_rows_without_a_slot_are_used_on_the_host_and_made_once(choose: Choose) 
     """Rows 2, 1, 0 and 3 are looked up; 2 is on the device, 3 has just got a slot."""
     codes, locations, fresh = i32(INITIAL, ON_HOST, 3, 5), ints(2, -1, -1, 4), np.full(3, -9)
     accesses = np.zeros(4, np.uint32)
-    batch = (ints(1, 2, 3), ints(2, 1, 0, 3), i32(1, 2, 3, 4), 6)
-    assert choose(books.use_rows_on_host)(*batch, codes, accesses, locations, fresh) == 1
+    records = codes, accesses
+    batch = (ints(1, 2, 3), (ints(2, 1, 0, 3), i32(1, 2, 3, 4), i32(), ints(4)), 6)
+    assert choose(books.use_rows_on_host)(*batch, records, locations, fresh) == 1
     assert locations.tolist() == [2, ~1, ~0, 4]
     assert fresh[0] == 0
     assert codes.tolist() == [-15, -15, 3, 5]  # stored, and used by batch 6
     assert accesses.tolist() == [3, 2, 0, 0]
-    again = (ints(0), ints(0), i32(1), 7)
-    assert choose(books.use_rows_on_host)(*again, codes, accesses, ints(-1), fresh) == 0
+    again = (ints(0), (ints(0), i32(1), i32(), ints(1)), 7)
+    assert choose(books.use_rows_on_host)(*again, records, ints(-1), fresh) == 0
     assert codes[0] == -17
 
 
@@ -433,9 +451,9 @@ def test_threads_that_share_a_batch_plan_the_same(
         for batch, rows in enumerate(batches):
             counts = np.arange(1, len(rows) + 1, dtype=np.int32)
             distinct = Distinct(rows, counts, np.zeros(0, np.int32), np.searchsorted(rows, starts[1:]))
-            locations, missing = np.full((2, len(rows)), -9)
-            tally = new_tally(4)
-            count = slots.enter(distinct, batch, DIRTY, locations, missing, np.zeros(len(rows), np.int32), tally)
+            entered, tally = unwatched(len(rows)), new_tally(4)
+            locations, missing = entered.locations, entered.missing
+            count = slots.enter(distinct, batch, DIRTY, entered, tally)
             taken = missing[: min(count, slots.num_free)]
             taken_slots = slots.take(taken, distinct, locations, batch, batch, tally)
             victims = slots.taken()[:0] if slots.all_fit else slots.lowest(slots.idle_window(batch, 50), order, 15)
@@ -477,6 +495,6 @@ def test_the_sum_of_norms_is_kept_in_64_bits(choose: Choose) -> None:
 def test_gather_gives_batch_numbers_and_wide_counts(choose: Choose) -> None:
     """Row 0 is in slot 1, row 1 on the host since batch 3, row 2 as far in the future as can be told."""
     codes, accesses = i32(2, -9, -(2**31) + 1), np.array([5, 0, 2**32 - 1], np.uint32)
-    out = [np.empty(3, np.int64) for _ in range(3)]
-    choose(books.gather_records)(ints(2, 1, 0), codes, accesses, i32(9, 7), *out)
+    out = tuple(np.empty((3, 3), np.int64))
+    choose(books.gather_records)(ints(2, 1, 0), (codes, accesses), i32(9, 7), out)
     assert [array.tolist() for array in out] == [[2**32 - 1, 0, 5], [books.MOST_BATCHES, 3, 7], [-1, -1, 1]]

@@ -47,10 +47,9 @@ def find_distinct(choose: Choose, ids: Any, spans: Any, span_tables: Any, sizes:
     )
     ends = np.empty(len(sizes), np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    found = choose(lookups.distinct_rows)(
-        0, ids, spans, np.asarray(span_tables, np.int32), sizes, starts,
-        left_over(scratch), np.array([100]), rows, counts, inverse, ends,
-    )  # fmt: skip
+    features, hash_table = (ids, spans, np.asarray(span_tables, np.int32)), (left_over(scratch), np.array([100]))
+    tables, distinct = (sizes, starts), (rows, counts, inverse, ends)
+    found = choose(lookups.distinct_rows)(0, features, tables, hash_table, distinct)
     outputs = reference.Distinct(rows[:found].tolist(), counts[:found].tolist(), inverse.tolist(), ends.tolist())
     return int(found), outputs
 
@@ -119,10 +118,9 @@ def test_a_hash_table_is_used_again_and_again(choose: Choose) -> None:
             np.empty(size, np.int32),
         )
         inverse, ends, before = np.empty(size, np.int32), np.empty(1, np.int64), int(used[0])
-        found = choose(lookups.distinct_rows)(
-            0, ids, ints(0, size).reshape(1, 2), np.zeros(1, np.int32), ints(10**6), ints(0, 10**6),
-            places, used, rows, counts, inverse, ends,
-        )  # fmt: skip
+        features = ids, ints(0, size).reshape(1, 2), np.zeros(1, np.int32)
+        tables, distinct = (ints(10**6), ints(0, 10**6)), (rows, counts, inverse, ends)
+        found = choose(lookups.distinct_rows)(0, features, tables, (places, used), distinct)
         assert rows[:found].tolist() == list(dict.fromkeys(ids.tolist()))
         assert rows[inverse].tolist() == ids.tolist()
         assert used[0] == before + found
@@ -138,10 +136,8 @@ def lay_out(choose: Choose, offsets: Any, samples: int, features: Any, *, scaled
     num_bags = sum(samples if column >= 0 else size for column, size in zip(columns, sizes, strict=True))
     starts, vectors = np.full(num_bags + 1, -9), np.full(num_bags, -9, np.int32)
     bag_tables, scales = np.full(num_bags, -9, np.int32), np.full(sum(sizes) if scaled else 0, 9, np.float32)
-    choose(lookups.lay_out_bags)(
-        ints(*offsets), samples, ints(*positions), ints(*columns), np.array(tables, np.int32), np.array(means),
-        2, starts, vectors, bag_tables, scales,
-    )  # fmt: skip
+    how = ints(*positions), ints(*columns), np.array(tables, np.int32), np.array(means)
+    choose(lookups.lay_out_bags)(ints(*offsets), samples, how, 2, (starts, vectors, bag_tables, scales))
     return starts.tolist(), vectors.tolist(), bag_tables.tolist(), scales.tolist()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import Group, make_groups
-from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups, feature_spans
+from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups, feature_lookups
 from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
 from adaptive.kernels.planning import lookups, torch_lookups
 from adaptive.kernels.planning.torch_lookups import Bags, LookupTensors
@@ -73,7 +73,8 @@ def test_rows_are_copied_table_by_table(choose: Choose, dtype: type) -> None:
     rows, ends = np.full(5, -7, dtype), np.full(3, -7)
     starts = np.array([0, 4, 4, 10])
     tables, sizes = np.array([0, 0, 2], np.int32), np.array([4, 0, 6])
-    assert choose(lookups.copy_rows)(ids, spans, tables, sizes, starts, rows, ends) == 0
+    features, of_tables = (ids, spans, tables), (sizes, starts)
+    assert choose(lookups.copy_rows)(features, of_tables, rows, ends) == 0
     assert rows.tolist() == [3, 1, 0, 9, 9]
     assert ends.tolist() == [3, 3, 5]
 
@@ -88,10 +89,11 @@ def test_an_id_outside_its_table_is_found_by_both_kernels(choose: Choose, bad: i
     spans, tables = np.array([[0, 4], [4, 5]]), np.zeros(2, np.int32)
     sizes, starts = np.array([4]), np.array([0, 4])
     rows, ends = np.empty(5, np.int64), np.empty(1, np.int64)
-    found = choose(lookups.copy_rows)(ids, spans, tables, sizes, starts, rows, ends)
-    places, used = np.zeros(16, np.int32), np.ones(1, np.int64)
+    features, of_tables = (ids, spans, tables), (sizes, starts)
+    found = choose(lookups.copy_rows)(features, of_tables, rows, ends)
+    hash_table = np.zeros(16, np.int32), np.ones(1, np.int64)
     out = np.empty(5, np.int64), np.empty(5, np.int32), np.empty(5, np.int32), np.empty(1, np.int64)
-    assert found == choose(lookups.distinct_rows)(0, ids, spans, tables, sizes, starts, places, used, *out)
+    assert found == choose(lookups.distinct_rows)(0, features, of_tables, hash_table, out)
     assert found == -(position + 1)
 
 
@@ -141,8 +143,7 @@ def test_what_torch_finds_is_what_the_cpu_finds(case: tuple[Sequence[Group], Bat
 def check(expected: Lookups, group: Group, batch: Batch, dtype: type) -> None:
     distinct, bags = expected.distinct, expected.bags
     rows, ends = np.empty(len(distinct.inverse), dtype), np.empty(len(group.tables), np.int64)
-    spans, tables = feature_spans(group, batch)
-    assert lookups.copy_rows(batch.ids, spans, tables, group.table_sizes, group.table_starts, rows, ends) == 0
+    assert lookups.copy_rows(feature_lookups(group, batch), group.table_rows, rows, ends) == 0
     arrays = bag_arrays(bags.pooling(distinct.inverse, distinct.rows), distinct.rows)
     vectors, starts, scales = (torch.tensor(array) for array in arrays[2:])
     found = room(torch.from_numpy(rows), len(group.tables), scales)

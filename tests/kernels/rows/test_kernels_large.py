@@ -12,8 +12,8 @@ from support.variants import both
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.planning.lookups import Distinct
 from adaptive.kernels.planning import lookups
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.rows.cpu import initial, move, pool, update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
@@ -113,9 +113,8 @@ def test_distinct_rows_of_tables_larger_than_2_31(choose: Choose) -> None:
     places, used = np.zeros(16, np.int32), np.ones(1, np.int64)
     rows, counts, inverse = np.empty(7, np.int64), np.empty(7, np.int32), np.empty(7, np.int32)
     ends = np.empty(2, np.int64)
-    count = choose(lookups.distinct_rows)(
-        0, ids, spans, span_tables, sizes, starts, places, used, rows, counts, inverse, ends
-    )
+    features, distinct = (ids, spans, span_tables), (rows, counts, inverse, ends)
+    count = choose(lookups.distinct_rows)(0, features, (sizes, starts), (places, used), distinct)
     assert rows[:count].tolist() == [1, 1 + 2**32, size - 1, size, size + 2**32, 2 * size - 1]
     assert inverse.tolist() == [0, 1, 2, 0, 3, 4, 5]
     assert ends.tolist() == [3, 6]

@@ -15,7 +15,6 @@ come last, so copies and training of the batch find everything done. The numbers
 the same order. For what the host has found, the copies of the batch's plan wait for its lookups (`await_found`).
 """
 
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -26,13 +25,12 @@ from adaptive.batch import Batch
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import (
     Bags,
-    Distinct,
     DistinctFinder,
     Lookups,
     Search,
     Searcher,
     bad_id,
-    feature_spans,
+    feature_lookups,
     lay_out_bags,
 )
 from adaptive.embeddings.planning.plan import Int64s, OnDevice
@@ -41,6 +39,7 @@ from adaptive.embeddings.tiers.gpu.sent import SentBags
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.planning import lookups as kernels
 from adaptive.kernels.planning import torch_lookups
+from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.planning.torch_lookups import LookupTensors
 
 # Smallest batches for which `tier.lookups=auto` lets a GPU search. With 4.3 million lookups, 10 a bag, a step on an
@@ -169,7 +168,7 @@ class HostSearch(Search):
 
     def _without_sent(self, lookups: Lookups) -> Lookups:
         """Return lookups without arrays that only the device needs."""
-        distinct = replace(lookups.distinct, inverse=lookups.distinct.inverse[:0])
+        distinct = lookups.distinct._replace(inverse=lookups.distinct.inverse[:0])
         vectors, scales = lookups.vectors, lookups.scales
         if self._memory.updates_all:
             vectors, scales = vectors[:0], scales[:0]
@@ -212,10 +211,7 @@ class DeviceSearch(Search):
         dtype = np.int32 if group.num_rows < 1 << 31 else np.int64
         parts = [(dtype, self._num_lookups), (np.int64, len(group.tables))]
         sent.take([*parts, *((array.dtype, array.shape) for array in arrays)])
-        spans, tables = feature_spans(group, batch)
-        outside = kernels.copy_rows(
-            batch.ids, spans, tables, group.table_sizes, group.table_starts, sent.arrays[0], sent.arrays[1]
-        )
+        outside = kernels.copy_rows(feature_lookups(group, batch), group.table_rows, *sent.arrays[:2])
         if outside:
             raise bad_id(group, batch, -outside - 1)
         for to, array in zip(sent.arrays[2:], arrays, strict=True):
