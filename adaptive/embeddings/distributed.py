@@ -25,6 +25,7 @@ from adaptive.embeddings.planning.lookups import lay_out_bags
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.ranks.channel import Exchanged
 from adaptive.embeddings.ranks.transport import Bytes
+from adaptive.embeddings.tiers.device_plan import DevicePlan
 from adaptive.errors import ConfigError
 from adaptive.kernels.vector.bfloat16 import as_float32
 
@@ -35,7 +36,7 @@ class RemoteGroupBlock(GroupBatch):
     """Rows of one group in one block."""
 
     def __init__(self, lane: Lane, plan: GroupPlan | None, requested: RequestedBlock, rows: Tensor) -> None:
-        super().__init__(lane, plan, None if plan is not None else requested.pooling(), rows)
+        super().__init__(lane, plan, pooling=None if plan is not None else requested.pooling(), weights=rows)
         self.requested = requested
         self._pooling = requested.pooling()
         self._group = lane.group.undivided
@@ -45,13 +46,16 @@ class RemoteGroupBlock(GroupBatch):
     ) -> Tensor:
         """Write the block's gradients by distinct row to `out` (num_vectors, D)."""
         assert self.gradients is not None
-        return self._lane.device.pool(self.requested.sums(vectors, num_vectors, skipped), self.gradients, out)
+        return self._lane.device.pool(self.requested.sums(vectors, num_vectors, skipped), None, self.gradients, out)
 
 
 class RemoteGroupBatch(GroupBatch):
     """Rows of one group in all blocks of a rank, and the plan of the rows that it owns."""
 
-    def __init__(self, lane: Lane, plan: GroupPlan | None, requested: RequestedRows, rows: Tensor) -> None:
+    def __init__(
+        self, lane: Lane, plan: GroupPlan | None, sent: DevicePlan | None, requested: RequestedRows, rows: Tensor
+    ) -> None:
+        self.sent = sent
         self.blocks = tuple(
             None if block is None else RemoteGroupBlock(lane, plan, block, rows) for block in requested.blocks
         )
@@ -107,7 +111,7 @@ class RemoteGroupBatch(GroupBatch):
 
     def from_remote(self, gradients: Tensor | None) -> GroupBatch:
         """Return this owner's rows with the gradients (requests, D) of the requests of all ranks."""
-        owned = GroupBatch(self._lane, self.plan)
+        owned = GroupBatch(self._lane, self.plan, self.sent)
         owned.gradients = gradients
         return owned
 
@@ -182,7 +186,8 @@ class LocalSteps:
         """Return the current batch, whose rows are in place or in flight."""
         lanes, parts = self._pipeline.lanes, ready.parts or [()] * len(ready.plans)
         groups = [
-            GroupBatch(lane, plan, parts=of_lane) for lane, plan, of_lane in zip(lanes, ready.plans, parts, strict=True)
+            GroupBatch(lane, plan, sent, parts=of_lane)
+            for lane, plan, sent, of_lane in zip(lanes, ready.plans, ready.sent, parts, strict=True)
         ]
         return Planned(ready.batch, groups, self._pipeline.inputs(ready), partial(self._pipeline.wait_for, ready))
 
@@ -200,7 +205,7 @@ class LocalSteps:
                     weights = pipeline.convert_read(weights)
                 places = np.arange(len(distinct.rows), dtype=np.int64)
                 pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, places)
-                groups.append(GroupBatch(lane, None, pooling, weights))
+                groups.append(GroupBatch(lane, None, pooling=pooling, weights=weights))
         return Planned(batch, groups, pipeline.lanes[0].device.send)
 
     def update(self, planned: Planned) -> None:
@@ -238,9 +243,12 @@ class RankSteps(LocalSteps):
         """Return the current batch; the rows that this rank requested are exchanged here."""
         lanes, number = self._pipeline.lanes, ready.number
         exchanged = self._exchange.take(number)
-        served = [lane.device.pool(plan.pooling) for lane, plan in zip(lanes, ready.plans, strict=True)]
+        served = [
+            lane.device.pool(plan.pooling, None if sent is None else sent.pooling)
+            for lane, plan, sent in zip(lanes, ready.plans, ready.sent, strict=True)
+        ]
         rows = self._exchange.rows.vectors(number, exchanged, served)
-        groups = list(map(RemoteGroupBatch, lanes, ready.plans, exchanged.groups, rows))
+        groups = list(map(RemoteGroupBatch, lanes, ready.plans, ready.sent, exchanged.groups, rows))
         self.has_no_samples = all(block is None for block in exchanged.blocks)
         inputs = self._pipeline.inputs(ready)
         return PlannedBlocks(ready.batch, groups, inputs, exchanged, self._exchange.ranks.blocks)
@@ -257,7 +265,7 @@ class RankSteps(LocalSteps):
 
         exchanged, rows = self._exchange.read(blocks, values)
         groups = [
-            RemoteGroupBatch(lane, None, requested, lane.device.send(of_group))
+            RemoteGroupBatch(lane, None, None, requested, lane.device.send(of_group))
             for lane, requested, of_group in zip(lanes, exchanged.groups, rows, strict=True)
         ]
         return PlannedBlocks(batch, groups, lanes[0].device.send, exchanged, self._exchange.ranks.blocks)

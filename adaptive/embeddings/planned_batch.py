@@ -17,6 +17,7 @@ from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.parts import GroupPart
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
 from adaptive.embeddings.tiers.device import Rows, Send
+from adaptive.embeddings.tiers.device_plan import DevicePlan
 
 
 class GroupBatch:
@@ -26,22 +27,25 @@ class GroupBatch:
         self,
         lane: Lane,
         plan: GroupPlan | None,
+        sent: DevicePlan | None = None,
         pooling: Pooling | None = None,
         weights: Rows | Tensor | None = None,
         parts: Sequence[GroupPart] = (),
     ) -> None:
+        """`sent`: what the device has of the plan. `pooling`, `weights`: of a batch that is only read."""
         assert (plan is None) != (pooling is None)
-        self.plan = plan
+        self.plan, self.sent = plan, sent
         self.parts = tuple(parts)
         self.gradients: Tensor | None = None
         self._lane, self._group = lane, lane.group
         self._pooling = plan.pooling if plan is not None else pooling
-        self._weights = weights  # values of the rows, for a batch that is only read
+        self._weights = weights
 
     def pool(self) -> Tensor:
         """Return the pooled vectors (V, D)."""
         assert self._pooling is not None
-        return self._lane.device.pool(self._pooling, self._weights)
+        sent = None if self.sent is None else self.sent.pooling
+        return self._lane.device.pool(self._pooling, sent, self._weights)
 
     def forget(self) -> None:
         """Drop the gradients."""
@@ -65,7 +69,7 @@ class GroupBatch:
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
-        rows, norms = plan.written_rows, device.update(plan.row_updates, plan.deferred, self.gradients, plan.number)
+        rows, norms = plan.written_rows, device.update(plan, self.sent, self.gradients)
         self.gradients = None
         due_visits = np.zeros(0, np.int32) if plan.deferred is None else plan.deferred.due_visits
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, LookupsAhead
 from adaptive.embeddings.tiers.gpu.lookups import DeviceSearch, DeviceSearcher
-from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
+from adaptive.embeddings.tiers.gpu.upload import bag_arrays
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.kernels.planning.lookups import hot_rows

@@ -216,7 +216,7 @@ class Run:
     def train_one(self, ready: ReadyBatch) -> None:
         pipeline = self.embeddings.runtime.pipeline
         pipeline.start_training(ready)
-        works = [GroupBatch(lane, plan) for lane, plan in zip(pipeline.lanes, ready.plans, strict=True)]
+        works = list(map(GroupBatch, pipeline.lanes, ready.plans, ready.sent))
         if self.forgets and ready.number % 2:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)

@@ -25,6 +25,7 @@ from adaptive.embeddings.planning.plan import GroupPlan, Int64s, Moves, no_rows
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.embeddings.tiers.device import DeviceTier, Rows, WatchedValues
+from adaptive.embeddings.tiers.device_plan import DevicePlan
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.planning.lookups import Distinct
 
@@ -156,15 +157,16 @@ class Lane:
 
     # --- slots -----------------------------------------------------------------------------------------------
 
-    def move(self, plan: GroupPlan, stopwatch: Stopwatch) -> None:
+    def move(self, plan: GroupPlan, sent: DevicePlan | None, stopwatch: Stopwatch) -> None:
         """Execute the moves of a plan: write back, then fetch."""
+        lists = None if sent is None else sent.moves
         with stopwatch.stage("write_back"):
             moves = self.device.swap(plan.moves)
-            self.device.write_back(moves)
+            self.device.write_back(moves, lists)
             if self.device.poison:
                 self.device.poison_slots(moves.back_slots)
         with stopwatch.stage("fetch"):
-            self.device.fetch(moves)
+            self.device.fetch(moves, lists)
             self.host.expect(plan)
 
     def write_back_changed(self, trained: int) -> None:

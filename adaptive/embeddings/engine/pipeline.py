@@ -32,6 +32,7 @@ from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiers.device import Rows, Send
+from adaptive.embeddings.tiers.device_plan import DevicePlan
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning.books import MOST_BATCHES
@@ -56,6 +57,7 @@ class ReadyBatch:
 
     batch: Batch
     plans: list[GroupPlan]  # one for each group
+    sent: list[DevicePlan | None]  # what the device has of each plan; None: it reads the plan itself
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
     update_sizes: UpdateSizes  # of the batches whose feedback was taken in before this one was planned
@@ -346,13 +348,13 @@ class Pipeline:
             blocks = [block for block in self.exchange.blocks(number, batch) if block is not None]
             arrays = [array for block in blocks for array in (block.dense, block.labels, *block.extras.values())]
             inputs = [arrays, *[()] * (len(plans) - 1)]  # sent along with the first group's plan
-            plans = [
+            sent = [
                 lane.device.upload_plan(plan, buffer, along)
                 for lane, plan, along in zip(self.lanes, plans, inputs, strict=True)
             ]
             index_places = {lane_number: changes.num_places for lane_number, changes in key_changes.items()}
             reported = self.feedback.reported, self.feedback.update_sizes
-            ready = ReadyBatch(batch, plans, parts, *reported, index_places, Future() if parts else None)
+            ready = ReadyBatch(batch, plans, sent, parts, *reported, index_places, Future() if parts else None)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
             self._late_fetches.expect(plans)
@@ -360,7 +362,7 @@ class Pipeline:
 
     def inputs(self, ready: ReadyBatch) -> Send:
         """Return the function that makes device tensors from a batch's arrays."""
-        return self.lanes[0].device.inputs(ready.plans[0])
+        return self.lanes[0].device.inputs(ready.sent[0])
 
     def answer(self, ready: ReadyBatch) -> None:
         """Exchange with other ranks what need not be sent. May wait: call it without the lock."""
@@ -372,8 +374,8 @@ class Pipeline:
     def _move(self, ready: ReadyBatch) -> None:
         """Write back, then fetch. Errors also go to `arrived`."""
         try:
-            for number, (lane, plan) in enumerate(zip(self.lanes, ready.plans, strict=True)):
-                lane.move(plan, self.stopwatch)
+            for number, (lane, plan, sent) in enumerate(zip(self.lanes, ready.plans, ready.sent, strict=True)):
+                lane.move(plan, sent, self.stopwatch)
                 self._late_fetches.poison_host(number, plan)
             if not ready.may_start:
                 self.mover.end_moves(ready.number)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
+from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.rows.cpu import decay, pool, update
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
@@ -162,10 +163,10 @@ class CpuDevice(DeviceTier):
         array = tensor.numpy()
         return lambda: array
 
-    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
-        return plan
+    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> None:
+        return
 
-    def inputs(self, plan: GroupPlan) -> Send:
+    def inputs(self, sent: DevicePlan | None) -> Send:
         return lambda array: torch.from_numpy(array.copy())  # a loop may write to its tensors; batches come again
 
     def finish_host_writes(self) -> None:
@@ -181,11 +182,11 @@ class CpuDevice(DeviceTier):
     def swap(self, moves: Moves) -> Moves:
         return self._host.swap(moves, self.weights, self.state)
 
-    def write_back(self, moves: Moves) -> None:
+    def write_back(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
         if len(moves.back_rows):
             self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)
 
-    def fetch(self, moves: Moves) -> None:
+    def fetch(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
         host, slots, rows = self._host, moves.fetch_slots, moves.fetch_rows
         if np.count_nonzero(moves.fetch_initial) < len(rows):
             # Indices of unpredictable flags take two thirds of the time of indexing by the flags.
@@ -203,7 +204,13 @@ class CpuDevice(DeviceTier):
     def poison_host(self, rows: Int64s) -> None:
         self._host.poison(rows)
 
-    def pool(self, pooling: Pooling, rows: Rows | Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def pool(
+        self,
+        pooling: Pooling,
+        sent: DevicePooling | None = None,
+        rows: Rows | Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         out = self.empty_vectors(pooling.num_vectors) if out is None else out
         self._rows.pool(out.numpy(), pooling, rows.numpy() if isinstance(rows, Tensor) else rows)
         return out
@@ -217,12 +224,12 @@ class CpuDevice(DeviceTier):
     def use(self, optimizer: RowOptimizer) -> None:
         self._rows.use(optimizer)
 
-    def update(self, row_updates: RowUpdates, deferred: Deferred | None, gradients: Tensor, number: int) -> Later:
-        if deferred is None:
-            norms = self._rows.update(row_updates, gradients.numpy(), number)
+    def update(self, plan: GroupPlan, sent: DevicePlan | None, gradients: Tensor) -> Later:
+        if plan.deferred is None:
+            norms = self._rows.update(plan.row_updates, gradients.numpy(), plan.number)
         else:
             sums = self._sums, self._squares, self._pending
-            norms = self._rows.defer(row_updates, deferred, gradients.numpy(), number, *sums)
+            norms = self._rows.defer(plan.row_updates, plan.deferred, gradients.numpy(), plan.number, *sums)
         return lambda: norms
 
     def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embeddings.planning.lookups import Searcher
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates
+from adaptive.embeddings.planning.plan import GroupPlan, Moves, Pooling
+from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling
 from adaptive.optim import RowOptimizer
 
 Int64s = NDArray[np.int64]
@@ -56,14 +57,14 @@ class DeviceTier(ABC):
         """Start to copy numbers (n, D) from the device to a host array."""
 
     @abstractmethod
-    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
-        """Send a plan, and arrays of its batch, to the device; return the plan on the device.
+    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> DevicePlan | None:
+        """Send a plan, and arrays of its batch, to the device; None if it reads the plan itself.
 
-        buffer: see `Mover.start_moves`.
+        buffer: see `Mover.start_moves`. What is returned belongs to the plan: methods that take both get both.
         """
 
     @abstractmethod
-    def inputs(self, plan: GroupPlan) -> Send:
+    def inputs(self, sent: DevicePlan | None) -> Send:
         """Return `send` for a batch that begins, which reuses arrays sent with its plan.
 
         These must be the very same objects. The tensors belong to the training loop, which may keep them.
@@ -77,11 +78,11 @@ class DeviceTier(ABC):
         return moves
 
     @abstractmethod
-    def write_back(self, moves: Moves) -> None:
+    def write_back(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
         """Copy the rows `moves.back_rows` with their state from their slots to the host."""
 
     @abstractmethod
-    def fetch(self, moves: Moves) -> None:
+    def fetch(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
         """Copy or compute the rows `moves.fetch_rows` into their slots.
 
         `moves.fresh_rows` get their initial values on the host.
@@ -100,10 +101,17 @@ class DeviceTier(ABC):
         """Reallocate to `num_slots` empty slots, which exist when this returns."""
 
     @abstractmethod
-    def pool(self, pooling: Pooling, rows: Rows | Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def pool(
+        self,
+        pooling: Pooling,
+        sent: DevicePooling | None = None,
+        rows: Rows | Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Return the vectors (V, D) float32 of one batch, from slots and host, or from `rows` (U, D).
 
-        rows: on the host or on the device. out: where to write, if it has other vectors, too.
+        sent: of the batch's plan; None: it is sent now. rows: on the host or on the device. out: where to write, if it
+        has other vectors, too.
         """
 
     @abstractmethod
@@ -118,10 +126,8 @@ class DeviceTier(ABC):
         """
 
     @abstractmethod
-    def update(self, row_updates: RowUpdates, deferred: Deferred | None, gradients: Tensor, number: int) -> Later:
+    def update(self, plan: GroupPlan, sent: DevicePlan | None, gradients: Tensor) -> Later:
         """Update rows from the vectors' gradients (V, D), or add these to sums and apply those that are due.
-
-        number: of the batch, for stochastic rounding.
 
         Returns:
             (1, n) L2 norms of the updates, in the order of `GroupPlan.written_rows`; (2, n) with those of the rows

@@ -15,7 +15,7 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups, feature_lookups
-from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
+from adaptive.embeddings.tiers.gpu.upload import bag_arrays
 from adaptive.kernels.planning import lookups, torch_lookups
 from adaptive.kernels.planning.torch_lookups import Bags, LookupTensors
 

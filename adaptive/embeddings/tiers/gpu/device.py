@@ -1,6 +1,6 @@
 """`TorchDevice`: slots in the memory of a GPU, or of any torch device.
 
-Nothing in a training step waits for the device: the plan was sent ahead of time (`sent_plan`), rows move on a separate
+Nothing in a training step waits for the device: the plan was sent ahead of time (`upload`), rows move on a separate
 stream (`transfer`, `mover`), and norms come back through pinned memory, to be read a fixed number of
 batches later. There are two exceptions. A batch that updates rows on the host (`misses = "host"`) waits for their
 gradients, and ranks whose rows cross through host memory wait for these (`to_host`).
@@ -18,20 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates
+from adaptive.embeddings.planning.plan import GroupPlan, Int64s, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.cpu_device import CpuRows
 from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
+from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling, DeviceSums, DeviceUpdates
 from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES, TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
 from adaptive.embeddings.tiers.gpu.link import ArrivingArray, ComputeLink
 from adaptive.embeddings.tiers.gpu.lookups import DeviceSearcher
-from adaptive.embeddings.tiers.gpu.sent import (
-    SentDeferred,
-    SentPlan,
-    SentPooling,
-    SentRowUpdates,
-)
-from adaptive.embeddings.tiers.gpu.sent_plan import count_bytes, device_lookups, send_plan, send_pooling
 from adaptive.embeddings.tiers.gpu.transfer import RowArrays, Transfer
+from adaptive.embeddings.tiers.gpu.upload import device_lookups, send_plan, send_pooling
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.kernels.rows.choose import RowKernels
@@ -47,12 +42,12 @@ class TorchSums:
         self.squares = torch.full((capacity, squares_width), torch.nan, device=device)
         self.pending = torch.zeros(capacity, dtype=torch.bool, device=device)
 
-    def add(self, deferred: SentDeferred, gradients: Tensor, kernels: RowKernels) -> None:
+    def add(self, sums: DeviceSums, gradients: Tensor, kernels: RowKernels) -> None:
         """Add a batch's gradients (V, D) on the current stream; sums that are due then end."""
-        segments = deferred.segments_sent
+        segments = sums.added
         lookups = segments.locations, segments.starts, segments.vectors, segments.scales
         kernels.accumulate(*lookups, gradients, self.sums, self.squares, self.pending, hot=segments.hot)
-        self.pending.index_fill_(0, deferred.due_sent, False)
+        self.pending.index_fill_(0, sums.due, False)
 
     def read(self, entries: Int64s, link: ComputeLink) -> tuple[Int64s, Floats, Floats]:
         """Return what is pending for the rows with `entries` (n,) or -1; waits for the device.
@@ -136,7 +131,7 @@ class TorchDevice(DeviceTier):
     def to_host(self, tensor: Tensor) -> Later:
         return self._link.to_host(tensor)
 
-    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
+    def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> DevicePlan:
         while len(self._transfer_buffers) <= buffer:
             self._transfer_buffers.append(TransferBuffer(self._mover))
         sendable = [array for array in inputs if array.dtype in TORCH_DTYPES]
@@ -147,13 +142,13 @@ class TorchDevice(DeviceTier):
                 self._mover.await_found(lookups.event)
             crossed = {id(array) for array, _ in lookups.inputs}
             sendable = [array for array in sendable if id(array) not in crossed]
-        return count_bytes(send_plan(plan, self._transfer, self._transfer_buffers[buffer], sendable))
+        return send_plan(plan, self._transfer, self._transfer_buffers[buffer], sendable)
 
-    def write_back(self, moves: Moves) -> None:
-        self._transfer.write_back(self.slots, moves)
+    def write_back(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
+        self._transfer.write_back(self.slots, moves, sent)
 
-    def fetch(self, moves: Moves) -> None:
-        self._transfer.fetch(self.slots, moves)
+    def fetch(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
+        self._transfer.fetch(self.slots, moves, sent)
 
     def finish_host_writes(self) -> None:
         self._transfer.finish_host_writes()
@@ -169,12 +164,10 @@ class TorchDevice(DeviceTier):
 
     # --- training, on the compute stream -------------------------------------------------------------------------
 
-    def inputs(self, plan: GroupPlan) -> Send:
-        assert isinstance(plan, SentPlan)
+    def inputs(self, sent: DevicePlan | None) -> Send:
+        assert sent is not None
         # Copies, within the device's memory: buffers are written again when the batch has been trained.
-        pairs = [*zip(plan.inputs, plan.sent_inputs, strict=True)]
-        pairs += [] if plan.on_device is None else device_lookups(plan.on_device).inputs
-        copies = {id(array): self._copy(sent) for array, sent in pairs}
+        copies = {id(array): self._copy(tensor) for array, tensor in sent.inputs}
         return lambda array: copies[id(array)] if id(array) in copies else self.send(array)
 
     def _copy(self, sent: Tensor) -> Tensor:
@@ -182,15 +175,20 @@ class TorchDevice(DeviceTier):
         self._mover.compute.run(lambda: copy.copy_(sent))
         return copy
 
-    def pool(self, pooling: Pooling, rows: Rows | Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        if not isinstance(pooling, SentPooling):
-            pooling = send_pooling(pooling, self._link)
-        if pooling.bags is None:
-            assert pooling.on_host is not None and out is None
-            return self._pool_on_host(pooling.on_host)
+    def pool(
+        self,
+        pooling: Pooling,
+        sent: DevicePooling | None = None,
+        rows: Rows | Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        sent = sent or send_pooling(pooling, self._link)
+        if sent.bags is None:
+            assert sent.on_host is not None and out is None
+            return self._pool_on_host(sent.on_host)
         weights = rows if rows is None or isinstance(rows, Tensor) else self._link.send(rows)
         result = self.empty_vectors(pooling.num_vectors) if out is None else out
-        crossing, bags = self._rows_on_host(pooling.crossing), pooling.bags
+        crossing, bags = self._rows_on_host(sent.crossing), sent.bags
 
         def pool_on_device() -> None:
             table = self.slots.weights if weights is None else weights
@@ -198,8 +196,8 @@ class TorchDevice(DeviceTier):
             self._kernels.pool(*rows, bags.vectors, bags.starts, bags.scales, result, bags.num_samples)
 
         self._mover.compute.run(pool_on_device)
-        if pooling.on_host is not None:
-            vectors, places = self._pool_on_host(pooling.on_host), pooling.host_vectors
+        if sent.on_host is not None:
+            vectors, places = self._pool_on_host(sent.on_host), sent.host_vectors
             assert places is not None
             self._mover.compute.run(lambda: result.index_copy_(0, places.long(), vectors))
         return result
@@ -213,22 +211,21 @@ class TorchDevice(DeviceTier):
             self._corrections = self._link.send(optimizer.corrections())
         self._host_rows.use(optimizer)
 
-    def update(self, row_updates: RowUpdates, deferred: Deferred | None, gradients: Tensor, number: int) -> Later:
+    def update(self, plan: GroupPlan, sent: DevicePlan | None, gradients: Tensor) -> Later:
         """Rows on the host are updated when this returns, rows in slots later."""
-        assert isinstance(row_updates, SentRowUpdates)
-        norms = self._update(row_updates, number, partial(self._host_rows.update, number=number), gradients)
+        assert sent is not None
+        number, deferred, sums = plan.number, sent.sums, self._sums
+        norms = self._update(sent.row_updates, number, partial(self._host_rows.update, number=number), gradients)
         if deferred is None:
             return norms
-        assert isinstance(deferred, SentDeferred)
-        sent, sums = deferred, self._sums
-        self._mover.compute.run(lambda: sums.add(sent, gradients, self._kernels))
+        self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
         update_host = partial(self._update_host_from_sums, number=number)
         due_norms = self._update(deferred.applied, number, update_host, sums.sums, sums.squares)
         return lambda: np.concatenate([norms(), due_norms()], axis=1)
 
     def _update(
         self,
-        row_updates: SentRowUpdates,
+        row_updates: DeviceUpdates,
         number: int,
         update_host: Callable[..., Floats],
         gradients: Tensor,
@@ -243,13 +240,13 @@ class TorchDevice(DeviceTier):
         norms = self._update_slots(row_updates, number, gradients, squares)
         if not arriving:
             return norms
-        host_norms = update_host(row_updates.host_updates, *(array.view() for array in arriving))
+        host_norms = update_host(row_updates.on_host, *(array.view() for array in arriving))
         for array in arriving:
             array.release()
 
         def all_norms() -> Floats:
             both = np.empty((len(host_norms), len(row_updates.rows)), np.float32)
-            both[:, row_updates.device_positions], both[:, row_updates.host_positions] = norms(), host_norms
+            both[:, row_updates.positions], both[:, row_updates.host_positions] = norms(), host_norms
             return both
 
         return all_norms
@@ -263,15 +260,15 @@ class TorchDevice(DeviceTier):
         return self._link.start_to_host(rows)
 
     def _update_slots(
-        self, row_updates: SentRowUpdates, number: int, gradients: Tensor, squares: Tensor | None
+        self, row_updates: DeviceUpdates, number: int, gradients: Tensor, squares: Tensor | None
     ) -> Later:
-        segments, (weights, state) = row_updates.device_segments, self.slots
+        segments, (weights, state) = row_updates.segments, self.slots
         lines, keys = 1 + self._host_rows.measures_rows, None
         norms = self._mover.compute.empty((lines, len(segments.locations)))
         if not len(segments.locations):
             return self._link.to_host(norms)
         if self._host.rounds_by_key:
-            rows = row_updates.rows[row_updates.device_positions]
+            rows = row_updates.rows[row_updates.positions]
             keys = self._link.send(self._host.rounding_keys(rows, number).view(np.int64))
         if self._decay_factor != 1:
             decayed = weights, segments.locations, self._decay_factor, keys

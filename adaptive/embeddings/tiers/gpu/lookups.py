@@ -34,8 +34,8 @@ from adaptive.embeddings.planning.lookups import (
     lay_out_bags,
 )
 from adaptive.embeddings.planning.plan import Int64s, OnDevice
+from adaptive.embeddings.tiers.device_plan import DeviceBags
 from adaptive.embeddings.tiers.gpu.buffers import TORCH_DTYPES, Bytes, DeviceBlock, TransferBuffer, add_bytes
-from adaptive.embeddings.tiers.gpu.sent import SentBags
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.planning import lookups as kernels
 from adaptive.kernels.planning import torch_lookups
@@ -57,7 +57,7 @@ class FoundLookups(OnDevice):
 
     Attributes:
         updates_all: lookups by row are on the device, too; else the host selects those that update rows now.
-        by_row: starts of each row's lookups and hot rows, if they have been sent: see `sent.Segments`.
+        by_row: starts of each row's lookups and hot rows, if they have been sent: see `device_plan.Segments`.
         inputs: arrays of the batch that have been sent along, with their tensors.
         event: when all of it has been sent, if the host has found it.
     """
@@ -72,10 +72,10 @@ class FoundLookups(OnDevice):
         self.inputs: list[tuple[NDArray[Any], Tensor]] = []
         self.event: Event | None = None
 
-    def bags_at(self, row_locations: Tensor) -> SentBags:
+    def bags_at(self, row_locations: Tensor) -> DeviceBags:
         """Return bags for the pooling kernel, with the distinct rows at these slots (U,)."""
         bags = self.bags
-        return SentBags(bags.num_samples, row_locations, self.results.inverse, bags.vectors, bags.starts, bags.scales)
+        return DeviceBags(bags.num_samples, row_locations, self.results.inverse, bags.vectors, bags.starts, bags.scales)
 
     @property
     def crossed(self) -> tuple[int, int]:

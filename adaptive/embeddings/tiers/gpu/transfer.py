@@ -24,8 +24,8 @@ from torch import Tensor
 
 from adaptive.embeddings.planning.plan import Int64s, Moves
 from adaptive.embeddings.planning.sizing import row_bytes
+from adaptive.embeddings.tiers.device_plan import DeviceMoves, Fetches
 from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, add_bytes
-from adaptive.embeddings.tiers.gpu.sent import Fetches, SentMoves
 from adaptive.embeddings.tiers.host import HostTier, Rows
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.rows.choose import RowKernels
@@ -68,8 +68,8 @@ class Transfer(ABC):
         return self._lists.num_bytes
 
     @abstractmethod
-    def write_back(self, slots: RowArrays, moves: Moves) -> None:
-        """Copy the rows `moves.back_rows` from their slots to the host."""
+    def write_back(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
+        """Copy the rows `moves.back_rows` from their slots to the host. sent: lists that crossed with a plan."""
 
     def fetches(self, moves: Moves) -> Fetches:
         """Divide the rows to fetch: those that the host stores, and those at their initial values."""
@@ -82,15 +82,12 @@ class Transfer(ABC):
         keys = () if row_keys is None else (row_keys[group_rows],)
         return Fetches((places[stored], rows[stored]), (places[never_stored], group_rows, *keys))
 
-    def fetch(self, slots: RowArrays, moves: Moves) -> None:
+    def fetch(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
         """Copy or compute `moves.fetch_rows` into slots; store `moves.fresh_rows` on the host."""
         self._host.store_initial(moves.fresh_rows)
-        if isinstance(moves, SentMoves):
-            fetches, stored, initial = moves.fetches, moves.stored_sent, moves.initial_sent
-        else:
-            fetches, stored, initial = self.fetches(moves), (), ()
-        self._fetch_stored(slots, fetches.stored, stored)
-        for places, rows, *keys in self._send(fetches.initial, initial):
+        sent = sent or DeviceMoves(self.fetches(moves), (), (), ())
+        self._fetch_stored(slots, sent.fetches.stored, sent.stored)
+        for places, rows, *keys in self._send(sent.fetches.initial, sent.initial):
             arguments = *slots, places, rows, *self._tables, self._first_state
             row_keys = keys[0] if keys else None
             self._mover.copying.run(partial(self._kernels.initial_rows, *arguments, row_keys=row_keys))
@@ -157,11 +154,10 @@ class DirectTransfer(Transfer):
         self._used_in_place = used_in_place
         self._written: Event | None = None
 
-    def write_back(self, slots: RowArrays, moves: Moves) -> None:
+    def write_back(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
         if self._written is not None and self._used_in_place:
             self._mover.await_brought(self._written)
-        sent = moves.back_sent if isinstance(moves, SentMoves) else ()
-        for places, rows in self._send((moves.back_slots, moves.back_rows), sent):
+        for places, rows in self._send((moves.back_slots, moves.back_rows), () if sent is None else sent.back):
             self._copy(self._open_rows(), rows, slots, places)
         if len(moves.back_slots):
             self._written = self._mover.copying.record()
@@ -223,7 +219,7 @@ class StagedTransfer(Transfer):
         rings = self._to_device.num_bytes, self._to_host.num_bytes
         return add_bytes([super().num_bytes, *rings, (0, self._count.nbytes)])
 
-    def write_back(self, slots: RowArrays, moves: Moves) -> None:
+    def write_back(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
         self.finish_host_writes()
         for first in range(0, len(moves.back_slots), self._at_once):
             part = slice(first, first + self._at_once)

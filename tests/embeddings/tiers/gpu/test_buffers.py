@@ -15,11 +15,11 @@ from torch import Tensor
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.embeddings.tiers.gpu import buffers, sent_plan
+from adaptive.embeddings.tiers.gpu import buffers
 from adaptive.embeddings.tiers.gpu import device as device_module
 from adaptive.embeddings.tiers.gpu.buffers import SMALLEST, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
-from adaptive.embeddings.tiers.gpu.sent_plan import divide_by_weight
+from adaptive.embeddings.tiers.gpu.upload import divide_by_weight, send_plan
 from adaptive.embeddings.tiers.mover import Mover, inline
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Policy
@@ -126,12 +126,13 @@ def test_lists_of_rows_are_sent_in_bounded_pieces(transfer: str, monkeypatch: py
 def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def noted(plan: Any) -> Any:
-        tensors = plan.transfer_buffer.tensors + ([] if plan.on_device is None else plan.on_device.sent.tensors)
+    def noted(plan: Any, transfer: Any, transfer_buffer: Any, inputs: Any) -> Any:
+        sent = send_plan(plan, transfer, transfer_buffer, inputs)
+        tensors = transfer_buffer.tensors + ([] if plan.on_device is None else plan.on_device.sent.tensors)
         sizes.append(sum(-(-tensor.nbytes // 16) * 16 for tensor in tensors))
-        return sent_plan.count_bytes(plan)
+        return sent
 
-    monkeypatch.setattr(device_module, "count_bytes", noted)
+    monkeypatch.setattr(device_module, "send_plan", noted)
     counts = {}
     for device in ("cpu", "cpu-torch"):
         embeddings = make(device, policy)
@@ -152,17 +153,18 @@ def test_locations_are_sent_once_for_forward_and_update(lookups: str) -> None:
         next(ahead)
         next(ahead)
         sent = plan_of(embeddings, 1)
-        assert sent.pooling.bags.row_locations is sent.row_updates.device_segments.locations
+        assert sent.pooling.bags.row_locations is sent.row_updates.segments.locations
         slots = resident(embeddings)
         assert sent.pooling.bags.row_locations.tolist() == [slots[row] for row in (3, 1, 4)]
         by_row = 32 if lookups == "device" else 0  # starts of their lookups
         fetched = 2 * 32  # their slots and rows
-        assert sent.transfer_buffer.size == 32 + by_row + fetched
+        (lane,) = embeddings.runtime.pipeline.lanes
+        assert lane.device._transfer_buffers[1].size == 32 + by_row + fetched
         ahead.close()
 
 
 def plan_of(embeddings: TieredEmbeddingBag, number: int) -> Any:
-    (plan,) = next(ready.plans for ready in embeddings.runtime.pipeline.in_flight() if ready.number == number)
+    (plan,) = next(ready.sent for ready in embeddings.runtime.pipeline.in_flight() if ready.number == number)
     return plan
 
 

@@ -176,7 +176,8 @@ def test_a_plan_sends_no_array_as_long_as_lookups_or_samples() -> None:
         with one_table(10, "100%", device="cpu-torch", lookups=lookups) as embeddings:
             for planned in embeddings.look_ahead([batch]):
                 (work,) = planned.works
-                sent = work.plan.transfer_buffer.tensors  # type: ignore[union-attr]
+                (transfer_buffer,) = work._lane.device._transfer_buffers  # type: ignore[attr-defined]
+                sent = transfer_buffer.tensors
                 fetched = [7, 7]  # their slots and rows
                 assert [len(tensor) for tensor in sent] == [7, *([8, 5] if lookups == "device" else []), *fetched]
                 embeddings.discard()

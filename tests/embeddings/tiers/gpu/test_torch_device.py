@@ -39,7 +39,7 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu import link as link_module
 from adaptive.embeddings.tiers.gpu import transfer as transfer_module
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
-from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays, send_pooling
+from adaptive.embeddings.tiers.gpu.upload import bag_arrays, send_pooling
 from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.kernels.rows import cpu_tensors
@@ -165,7 +165,7 @@ def test_plans_name_hot_rows_to_the_kernels() -> None:
     batch = bags([1] * 65, [2, 3], [4] * 70, [2] * 60)
     for planned in embeddings.look_ahead([batch]):
         (work,) = planned.works
-        assert work.plan.row_updates.device_segments.hot.tolist() == [3, 0]  # rows 1, 2, 3, 4 in order of first lookup
+        assert work.sent.row_updates.segments.hot.tolist() == [3, 0]  # rows 1, 2, 3, 4 in order of first lookup
         embeddings.discard()
 
 

@@ -30,18 +30,18 @@ from adaptive.embeddings.planning.plan import (
     no_rows,
     take_segments,
 )
+from adaptive.embeddings.tiers.device_plan import (
+    DeviceBags,
+    DeviceMoves,
+    DevicePlan,
+    DevicePooling,
+    DeviceSums,
+    DeviceUpdates,
+    Segments,
+)
 from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
 from adaptive.embeddings.tiers.gpu.lookups import FoundLookups, implied_left_out
-from adaptive.embeddings.tiers.gpu.sent import (
-    Segments,
-    SentBags,
-    SentDeferred,
-    SentMoves,
-    SentPlan,
-    SentPooling,
-    SentRowUpdates,
-)
 from adaptive.embeddings.tiers.gpu.transfer import Transfer
 from adaptive.kernels.planning.lookups import hot_rows
 
@@ -52,8 +52,8 @@ Picked = Sent[tuple[Tensor, ...]]
 
 def send_plan(
     plan: GroupPlan, transfer: Transfer, transfer_buffer: TransferBuffer, inputs: Sequence[NDArray[Any]] = ()
-) -> SentPlan:
-    """Send a plan, its lists for `transfer` and arrays of its batch, in one copy."""
+) -> DevicePlan:
+    """Send a plan, its lists for `transfer` and arrays of its batch, in one copy; count the bytes in its tally."""
     packing = _Packing()
     pick_inputs = packing.add(*inputs)
     lookups = None if plan.on_device is None else device_lookups(plan.on_device)
@@ -63,37 +63,22 @@ def send_plan(
         row_updates = _cut_row_updates(now, plan.pooling.num_vectors, packing)
     else:
         row_updates = _update(plan.row_updates, lookups, packing)
-    deferred = None if plan.deferred is None else _send_deferred(plan.row_updates, plan.deferred, packing)
+    sums = None if plan.deferred is None else _send_sums(plan.row_updates, plan.deferred, packing)
     moves = _send_moves(plan.moves, transfer, packing)
     sent = packing.send(transfer_buffer)
-    parts = {
-        "moves": moves(sent),
-        "pooling": pooling(sent),
-        "row_updates": row_updates(sent),
-        "deferred": None if deferred is None else deferred(sent),
-    }
-    return SentPlan(
-        **{**vars(plan), **parts},
-        original=plan,
-        inputs=tuple(inputs),
-        sent_inputs=pick_inputs(sent),
-        transfer_buffer=transfer_buffer,
-    )
+    pairs = [*zip(inputs, pick_inputs(sent), strict=True), *(lookups.inputs if lookups is not None else ())]
+    count_bytes(plan.tally, transfer_buffer.size, *((0, 0) if lookups is None else lookups.crossed))
+    return DevicePlan(moves(sent), pooling(sent), row_updates(sent), None if sums is None else sums(sent), tuple(pairs))
 
 
-def count_bytes(plan: SentPlan) -> SentPlan:
-    """Count the bytes that crossed for the plan, in its tally, and return it.
+def count_bytes(tally: Int64s, sent: int, searched: int, found: int) -> None:
+    """Count in a plan's tally the bytes that crossed: with the plan, and of a search on the device in both directions.
 
-    Bytes are divided among tables by their lookups. A search on the device counts, too.
+    Bytes are divided among tables by their lookups.
     """
-    to_device, to_host = plan.transfer_buffer.size, 0
-    if plan.on_device is not None:
-        searched, to_host = device_lookups(plan.on_device).crossed
-        to_device += searched
-    for counter, size in ((Counter.BYTES_H2D, to_device), (Counter.BYTES_D2H, to_host)):
+    for counter, size in ((Counter.BYTES_H2D, sent + searched), (Counter.BYTES_D2H, found)):
         if size:
-            plan.tally[:, counter] += divide_by_weight(size, plan.tally[:, Counter.LOOKUPS])
-    return plan
+            tally[:, counter] += divide_by_weight(size, tally[:, Counter.LOOKUPS])
 
 
 def device_lookups(lookups: OnDevice) -> FoundLookups:
@@ -108,7 +93,7 @@ def divide_by_weight(total: int, weights: Int64s) -> Int64s:
     return shares
 
 
-def send_pooling(pooling: Pooling, link: ComputeLink) -> SentPooling:
+def send_pooling(pooling: Pooling, link: ComputeLink) -> DevicePooling:
     """Send a forward pass alone, from the training thread."""
     packing = _Packing()
     return _cut_pooling(pooling, packing)([link.send(array) for array in packing.arrays])
@@ -137,20 +122,20 @@ class _Packing:
         return transfer_buffer.tensors
 
 
-def _pool(pooling: Pooling, lookups: FoundLookups, packing: _Packing) -> Sent[SentPooling]:
+def _pool(pooling: Pooling, lookups: FoundLookups, packing: _Packing) -> Sent[DevicePooling]:
     """A forward pass whose lookups are on the device: only the locations of its rows are added."""
     locations = pooling.row_locations
     assert not len(locations) or locations.min() >= 0, "no row is on the host"
     at = packing.add(locations)
-    return lambda sent: _cut(pooling, lookups.bags_at(*at(sent)), no_rows(), None, None)
+    return lambda sent: DevicePooling(lookups.bags_at(*at(sent)), no_rows(), None, None)
 
 
-def _update(row_updates: RowUpdates, lookups: FoundLookups, packing: _Packing) -> Sent[SentRowUpdates]:
+def _update(row_updates: RowUpdates, lookups: FoundLookups, packing: _Packing) -> Sent[DeviceUpdates]:
     """An update of all rows of a batch whose lookups are on the device."""
     segments = row_updates.segments
     sums = packing.add(row_updates.locations, *(() if lookups.by_row else (segments, hot_rows(segments))))
 
-    def updates(sent: list[Tensor]) -> SentRowUpdates:
+    def updates(sent: list[Tensor]) -> DeviceUpdates:
         to, *by_row = sums(sent)
         starts, hot = lookups.by_row or by_row
         return _on_device(row_updates, Segments(to, starts, lookups.results.vectors, lookups.results.scales, hot))
@@ -158,13 +143,13 @@ def _update(row_updates: RowUpdates, lookups: FoundLookups, packing: _Packing) -
     return updates
 
 
-def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
+def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[DevicePooling]:
     if not (pooling.row_locations < 0).any():  # checked first: nothing else here is as short
         bags = packing.add(*bag_arrays(pooling, pooling.row_locations))
-        return lambda sent: _cut(pooling, SentBags(pooling.num_samples, *bags(sent)), no_rows(), None, None)
+        return lambda sent: DevicePooling(DeviceBags(pooling.num_samples, *bags(sent)), no_rows(), None, None)
     on_host = pooling.locations < 0
     if on_host.all():  # empty bags need no device either
-        return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
+        return lambda sent: DevicePooling(None, no_rows(), pooling, None)
     sums = np.concatenate([[0], np.cumsum(on_host)])
     host_counts, counts = np.diff(sums[pooling.bag_starts]), np.diff(pooling.bag_starts)
     whole = (host_counts == counts) & (counts > 0)
@@ -174,20 +159,14 @@ def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
     locations, crossing = _crossing(device.row_locations, used)
     bags = packing.add(*bag_arrays(device, locations))
     if not whole.any():
-        return lambda sent: _cut(pooling, SentBags(device.num_samples, *bags(sent)), crossing, None, None)
+        return lambda sent: DevicePooling(DeviceBags(device.num_samples, *bags(sent)), crossing, None, None)
     vectors = packing.add(host.bag_vectors)
     numbered = replace(host, num_vectors=len(host.bag_vectors), bag_vectors=_count(host.bag_vectors))
-    return lambda sent: _cut(pooling, SentBags(device.num_samples, *bags(sent)), crossing, numbered, vectors(sent)[0])
-
-
-def _cut(
-    pooling: Pooling, bags: SentBags | None, crossing: Int64s, on_host: Pooling | None, host_vectors: Tensor | None
-) -> SentPooling:
-    return SentPooling(**vars(pooling), bags=bags, crossing=crossing, on_host=on_host, host_vectors=host_vectors)
+    return lambda sent: DevicePooling(DeviceBags(device.num_samples, *bags(sent)), crossing, numbered, vectors(sent)[0])
 
 
 def bag_arrays(pooling: Pooling, row_locations: Int64s) -> tuple[NDArray[Any], ...]:
-    """Return the arguments of `SentBags`, without arrays that a bag's number implies."""
+    """Return the arguments of `DeviceBags`, without arrays that a bag's number implies."""
     vectors, starts = implied_left_out(pooling.num_samples, pooling.bag_vectors, pooling.bag_starts)
     return row_locations, pooling.inverse, vectors, starts, pooling.scales
 
@@ -201,7 +180,7 @@ def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
     return Pooling(pooling.num_vectors, vectors, starts, tables, inverse, pooling.row_locations, scales)
 
 
-def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:
+def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[DeviceUpdates]:
     on_host = row_updates.locations < 0
     if not on_host.any():
         segments = _add_segments(row_updates, packing)
@@ -214,30 +193,30 @@ def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packin
         wanted[host.vectors] = True
         needed = packing.add(np.flatnonzero(wanted))
         host = replace(host, vectors=(np.cumsum(wanted, dtype=np.int32) - 1)[host.vectors])
-    return lambda sent: SentRowUpdates(
-        **vars(row_updates),
-        device_positions=np.flatnonzero(~on_host),
-        device_segments=Segments(*segments(sent)),
+    return lambda sent: DeviceUpdates(
+        rows=row_updates.rows,
+        positions=np.flatnonzero(~on_host),
+        segments=Segments(*segments(sent)),
         host_positions=np.flatnonzero(on_host),
-        host_updates=host,
+        on_host=host,
         needed=None if needed is None else needed(sent)[0],
     )
 
 
-def _on_device(row_updates: RowUpdates, segments: Segments) -> SentRowUpdates:
+def _on_device(row_updates: RowUpdates, segments: Segments) -> DeviceUpdates:
     """Return an update of rows that are all on the device."""
     none, no_places = no_rows(), row_updates.vectors[:0]
-    return SentRowUpdates(
-        **vars(row_updates),
-        device_positions=slice(None),
-        device_segments=segments,
+    return DeviceUpdates(
+        rows=row_updates.rows,
+        positions=slice(None),
+        segments=segments,
         host_positions=none,
-        host_updates=RowUpdates(none, none, np.zeros(1, np.int64), no_places, row_updates.scales[:0]),
+        on_host=RowUpdates(none, none, np.zeros(1, np.int64), no_places, row_updates.scales[:0]),
         needed=None,
     )
 
 
-def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
+def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[DeviceUpdates]:
     """Cut the update from sums that are due, one each; the host gets those of its rows."""
     num_now, entries = len(deferred.now), deferred.entries[deferred.due]
     rows, locations = deferred.rows[num_now:], row_updates.locations[deferred.written[num_now:]]
@@ -246,12 +225,12 @@ def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) ->
     device, host = (due.take(np.flatnonzero(which)) for which in (~on_host, on_host))
     segments = _add_segments(device, packing)
     needed = packing.add(host.vectors)
-    return lambda sent: SentRowUpdates(
-        **vars(due),
-        device_positions=np.flatnonzero(~on_host),
-        device_segments=Segments(*segments(sent)),
+    return lambda sent: DeviceUpdates(
+        rows=due.rows,
+        positions=np.flatnonzero(~on_host),
+        segments=Segments(*segments(sent)),
         host_positions=np.flatnonzero(on_host),
-        host_updates=replace(host, vectors=_count(host.vectors)),
+        on_host=replace(host, vectors=_count(host.vectors)),
         needed=needed(sent)[0],
     )
 
@@ -262,23 +241,19 @@ def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Picked:
     return packing.add(*arrays, hot_rows(row_updates.segments))
 
 
-def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Sent[SentMoves]:
+def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Sent[DeviceMoves]:
     fetches, in_place = transfer.fetches(moves), transfer.in_place
     back = packing.add(*((moves.back_slots, moves.back_rows) if in_place else ()))
     stored, initial = packing.add(*(fetches.stored if in_place else ())), packing.add(*fetches.initial)
-    return lambda sent: SentMoves(
-        **vars(moves), fetches=fetches, back_sent=back(sent), stored_sent=stored(sent), initial_sent=initial(sent)
-    )
+    return lambda sent: DeviceMoves(fetches, back(sent), stored(sent), initial(sent))
 
 
-def _send_deferred(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
+def _send_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[DeviceSums]:
     due = _cut_sums(row_updates, deferred, packing)
     entries = deferred.entries.astype(np.int64)
     segments = _add_segments(replace(row_updates.take(deferred.summed), locations=entries), packing)
     due_entries = packing.add(entries[deferred.due])
-    return lambda sent: SentDeferred(
-        **vars(deferred), segments_sent=Segments(*segments(sent)), applied=due(sent), due_sent=due_entries(sent)[0]
-    )
+    return lambda sent: DeviceSums(Segments(*segments(sent)), due(sent), due_entries(sent)[0])
 
 
 def _crossing(locations: Int64s, used: NDArray[np.bool_] | None = None) -> tuple[Int64s, Int64s]:
