@@ -4,6 +4,7 @@ The streaming classes use constant memory and do not depend on the order of samp
 samples in total.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -74,6 +75,7 @@ class StreamingAUC:
         return right / total if total else None
 
 
+@dataclass
 class StreamingLogLoss:
     """Log loss (nats), normalized entropy and calibration of a stream, perhaps weighted, in float64.
 
@@ -85,12 +87,11 @@ class StreamingLogLoss:
         weight, positive_weight: sums of the weights of all samples and of those with label 1.
     """
 
-    def __init__(self) -> None:
-        self.num_samples = 0
-        self.weight = 0.0
-        self.positive_weight = 0.0
-        self.loss_sum = 0.0
-        self.probability_sum = 0.0
+    num_samples: int = 0
+    weight: float = 0.0
+    positive_weight: float = 0.0
+    loss_sum: float = 0.0
+    probability_sum: float = 0.0
 
     def update(self, logits: ArrayLike, labels: ArrayLike, weights: NDArray[np.floating] | None = None) -> None:
         """Count a batch; arguments and errors as in `StreamingAUC.update`."""

@@ -21,7 +21,7 @@ from adaptive.training.telemetry.record import (
     RunTotals,
     TableCounts,
 )
-from adaptive.training.telemetry.report import run_summary
+from adaptive.training.telemetry.report import RunSummary
 from support.manifests import write_record
 
 HOSTILE = (
@@ -78,7 +78,7 @@ def write_run(
         totals.add(means)
         file.write(EvalRecord(step=means.step, samples=500, auc=0.7 + number / 100, log_loss=0.4))
     file.close()
-    summary = {**run_summary(policy, totals, auc=0.7654, log_loss=0.4321), "auc_of": "evaluation", "eval_samples": 500}
+    summary = _ended(totals, policy, 0.7654)
     record: dict[str, Any] = {
         "schema": SCHEMA,
         "status": "finished" if finished else "running",
@@ -112,7 +112,8 @@ def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> C
 
 
 def _ended(totals: RunTotals, policy: str, auc: float) -> dict[str, Any]:
-    return {**run_summary(policy, totals, auc=auc, log_loss=0.5), "auc_of": "evaluation", "skipped_input_share": 0.0}
+    quality = {"auc": auc, "log_loss": 0.5, "accuracy": None, "auc_of": "evaluation", "eval_samples": 500}
+    return RunSummary.of(policy, totals, quality, skipped_input_share=0.0).to_json()
 
 
 def browser() -> str:

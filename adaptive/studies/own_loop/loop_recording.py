@@ -20,7 +20,7 @@ from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
-from adaptive.training.telemetry.report import RunSummary, run_summary, summary_text
+from adaptive.training.telemetry.report import RunSummary, summary_text
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 
 
@@ -113,17 +113,17 @@ class Recording:
         """Record the quality on other samples, from `adaptive.evaluate` or `quality_of`."""
         self._recorder.write_evaluation(evaluation)
 
-    def summary(self) -> RunSummary:
+    def summary(self) -> dict[str, Any]:
         """Summary of the recorded batches, as `adaptive-train run --json`; `table` is text."""
         self._recorder.write_interval()
         recorder, latest = self._recorder, next(reversed(self._recorder.evaluations), None)
         auc, log_loss, accuracy = recorder.auc.value(), recorder.log_loss.value(), recorder.auc.accuracy()
         if latest is not None:
             auc, log_loss, accuracy = latest.auc, latest.log_loss, latest.accuracy
-        summary = run_summary(self._name, recorder.totals, auc=auc, log_loss=log_loss, accuracy=accuracy)
-        summary["auc_of"] = "training" if latest is None else "evaluation"
-        summary["eval_samples"] = 0 if latest is None else latest.samples
-        return {**summary, "table": summary_text(summary, recorder.totals, table_rows=self._rows)}
+        of, eval_samples = ("training", 0) if latest is None else ("evaluation", latest.samples)
+        quality = {"auc": auc, "log_loss": log_loss, "accuracy": accuracy, "auc_of": of, "eval_samples": eval_samples}
+        summary = RunSummary.of(self._name, recorder.totals, quality)
+        return {**summary.to_json(), "table": summary_text(summary, recorder.totals, table_rows=self._rows)}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

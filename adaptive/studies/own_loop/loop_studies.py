@@ -25,7 +25,7 @@ from adaptive.studies.simulate.simulation import simulate_group
 from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc
 from adaptive.training.telemetry.record import RunTotals, table_counts
-from adaptive.training.telemetry.report import run_summary
+from adaptive.training.telemetry.report import RunSummary
 
 Trained = tuple[TieredEmbeddingBag, ArrayLike, ArrayLike]
 Batches = Sequence[Batch] | Callable[[], Iterable[Batch]]
@@ -108,20 +108,18 @@ def _summary(label: str, embeddings: TieredEmbeddingBag, scores: np.ndarray, sec
     log_loss.update(*scores)
     totals.tables = table_counts(["all"], statistics.counts()[None, :])
     totals.steps, totals.samples, totals.seconds = statistics.batches_trained, scores.shape[1], seconds
-    auc = exact_auc(*scores)
     inputs, dropped = inputs_of(embeddings.policy)
-    return {
-        **run_summary(label, totals, auc=auc, log_loss=log_loss.value(), accuracy=bins.accuracy()),
-        **{
-            "samples": inputs or 0,
-            "samples_per_s": None,
-            "samples_per_s_later": None,
-            "auc_of": "evaluation",
-            "eval_samples": scores.shape[1],
-        },
-        "time_ms": {"training and scoring": 1000 * seconds / max(statistics.batches_trained, 1)},
-        "skipped_input_share": dropped / inputs if dropped else 0.0,
-    }
+    quality = {"auc": exact_auc(*scores), "log_loss": log_loss.value(), "accuracy": bins.accuracy()}
+    return RunSummary.of(
+        label,
+        totals,
+        {**quality, "auc_of": "evaluation", "eval_samples": scores.shape[1]},
+        samples=inputs,
+        samples_per_s=None,
+        samples_per_s_later=None,
+        time_ms={"training and scoring": 1000 * seconds / max(statistics.batches_trained, 1)},
+        skipped_input_share=dropped / inputs if dropped else 0.0,
+    ).to_json()
 
 
 def _digest(embeddings: TieredEmbeddingBag, logits: np.ndarray) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from adaptive.training.runs.state import restore_weights
 from adaptive.training.telemetry.jsonl import plain
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.recorder import evaluation_record
-from adaptive.training.telemetry.report import SCHEMA, QualitySummary
+from adaptive.training.telemetry.report import SCHEMA
 
 Settings = Mapping[str, Any]  # values by dotted keys, as after --set
 NO_SETTINGS: Final[Settings] = MappingProxyType({})
@@ -218,16 +218,6 @@ def _changed(config: TrainConfig, settings: Settings) -> TrainConfig:
 ROWS_BY_TRAINING_FILES: Final = ("taobao",)  # formats whose mapping of ids to rows depends on the training files
 
 
-class EvaluationSummary(QualitySummary, total=False):
-    """The object that `eval --json` prints."""
-
-    schema: int
-    run_dir: str
-    data: str  # only if they are not those of the run
-    policy: str
-    steps: int
-
-
 def evaluate_run(
     run_directory: Path | str,
     *,
@@ -236,7 +226,7 @@ def evaluate_run(
     settings: Settings = NO_SETTINGS,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
-) -> EvaluationSummary:
+) -> dict[str, Any]:
     """Evaluate the weights of a run (as `load_run` chooses them) on its evaluation data.
 
     The numbers equal those of the run's summary to the last digit. Rows stay in the host tier of the run: those in
@@ -282,7 +272,7 @@ def evaluate_run(
     facts = {"schema": SCHEMA, "run_dir": str(run.path), "policy": run.record["config"]["policy"], "steps": run.steps}
     if data is not None:
         facts["data"] = data
-    return cast(EvaluationSummary, {**facts, **quality_numbers(evaluation)})
+    return {**facts, **quality_numbers(evaluation)}
 
 
 def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:

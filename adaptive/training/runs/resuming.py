@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TextIO, cast
+from typing import Any, Final, TextIO
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
@@ -42,7 +42,6 @@ from adaptive.training.runs.state import SavedProgress, restore, saved_progress
 from adaptive.training.runs.training import train_run
 from adaptive.training.settings import leaves
 from adaptive.training.telemetry.jsonl import check_beginning, drop_after
-from adaptive.training.telemetry.report import RunSummary
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -55,7 +54,7 @@ def resume_run(
     code: Mapping[str, str] = NOTHING,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
-) -> RunSummary:
+) -> dict[str, Any]:
     """Resume a run and train it to its end; return what `train_run` would have returned.
 
     All numbers equal those of an uninterrupted run, bit for bit (exceptions: docs/explanation/design.md). Trained
@@ -274,7 +273,7 @@ def auto_resume_run(
     *,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
-) -> RunSummary:
+) -> dict[str, Any]:
     """Start the run in `config.out`, or resume it; return what `train_run` returns.
 
     Args:
@@ -325,8 +324,8 @@ def choose_action(path: Path, config: TrainConfig) -> str:
     return RESUME if any(folder.exists() for folder in newest_first(path)) else BEGIN
 
 
-def _finished(path: Path, stream: TextIO | None) -> RunSummary:
-    summary = cast(RunSummary, dict(read_record(path).get("summary") or {}))
+def _finished(path: Path, stream: TextIO | None) -> dict[str, Any]:
+    summary = dict(read_record(path).get("summary") or {})
     text = f"--auto-resume: the run in {path} is finished after {summary.get('steps')} steps; nothing to do"
     _print(stream, text)
     return {**summary, "table": text}

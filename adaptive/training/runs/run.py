@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, TextIO, cast
+from typing import Any, Final, TextIO
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
@@ -26,7 +26,6 @@ from adaptive.training.components import Components, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.quality import StreamingLogLoss
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, ranks_summary
-from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.state import SavedProgress, content, restore_recorder
 from adaptive.training.telemetry.formatting import policy_text
@@ -34,16 +33,7 @@ from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
-from adaptive.training.telemetry.report import (
-    EvaluationPoint,
-    EvaluationWork,
-    InputSummary,
-    QualitySummary,
-    RunSummary,
-    run_summary,
-    short_text,
-    summary_text,
-)
+from adaptive.training.telemetry.report import RunSummary, short_text, summary_text
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 from adaptive.training.trainer import Trainer
 
@@ -53,6 +43,8 @@ LEAST_BATCH: Final = 16
 FALLEN_AUC: Final = 0.001  # from the best evaluation to the last: a warning
 RIVALS = ("lru", "lfu", "slipstream")
 CURVES_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard opens on another tab, and plug-ins cannot change it
+QUALITY_OF: Final = ("step", "samples", "auc", "log_loss", "accuracy")  # of an evaluation, in the summary
+WORK_OF: Final = ("step", "samples_read", "seconds", "cpu_seconds")
 ROWS_PAGE = "http://localhost:6006/#adaptive_rows"
 
 
@@ -195,8 +187,11 @@ class Run:
         damaged = left.damaged if left else ()
         self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
 
-    def train(self, *, compile_s: float = 0.0) -> RunSummary:
-        """Train, save and evaluate; return the summary. `compile_s`: seconds in which kernels were compiled before."""
+    def train(self, *, compile_s: float = 0.0) -> dict[str, Any]:
+        """Train, save and evaluate; return the summary, with its texts `table` and `details`.
+
+        `compile_s`: seconds in which kernels were compiled before.
+        """
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
         self._print(policy_text(self.config.policy, self.components.embeddings.policy))
@@ -210,19 +205,19 @@ class Run:
             raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
         self._print(constant_label_text(self.recorder.log_loss))
         summary = self._summary(evaluation)
-        self.directory.finish(cast(dict[str, object], summary))
-        summary["compile_s"] = compile_s  # no fact about the run
+        self.directory.finish(summary.to_json())
+        summary.compile_s = compile_s  # no fact about the run
         totals, run = self.recorder.totals, shlex.quote(str(path))
         rows, misses = sum(self._table_rows.values()), self.components.embeddings.policy.misses
         text = short_text(summary, totals, rows=rows, misses=misses, run=run)
-        if hint := steps_hint(self.config, summary["samples"]):
+        if hint := steps_hint(self.config, summary.samples):
             text += f"\n{hint}\n"
         text += quality_hint(self.config, self.recorder.evaluations)
         curves = f"   curves: tensorboard --logdir {shlex.quote(str(path.parent))}" if self.config.tensorboard else ""
         text += f"\n{path}{curves}\nmore: adaptive-train run ... --verbose (stages, tables, traffic)"
         commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
         details = summary_text(summary, totals, table_rows=self._table_rows) + f"\nnext:{commands}"
-        return {**summary, "table": text, "details": details}
+        return {**summary.to_json(), "table": text, "details": details}
 
     def _train(self) -> Evaluation | None:
         agreed = None if self.ranks.is_local else AgreedStop(self.ranks)
@@ -293,9 +288,7 @@ class Run:
         if stop or not evaluation.samples:
             return None
         if evaluation.auc is None and not any(record.auc is None for record in self.recorder.evaluations):
-            goals = [f"save={self.config.save}"] if self.config.save == "best" else []
-            goals += [] if self.config.patience is None else [f"patience={self.config.patience}"]
-            does_nothing = f", and {' and '.join(goals)} cannot compare evaluations" if goals else ""
+            does_nothing = f", and {goals} cannot compare evaluations" if (goals := _goals(self.config)) else ""
             self._print(f"warning: {one_class_text(evaluation)}, so there is no AUC{does_nothing}. Use other data.")
         self.recorder.write_evaluation(evaluation)
         best = best_evaluation(self.recorder.evaluations)
@@ -312,32 +305,31 @@ class Run:
             {name: more for name, count in now.items() if (more := count - earlier.get(name, 0))}
             for now, earlier in zip(read, self._seen_before, strict=True)
         )
-        summary: RunSummary = {
-            **run_summary(self.config.policy, recorder.totals, auc=None, log_loss=None),
-            **(quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation)),
-            "evaluations": [cast(EvaluationPoint, _fields(record, EvaluationPoint)) for record in recorder.evaluations],
-            "evaluation_work": [
-                cast(EvaluationWork, _fields(record, EvaluationWork)) for record in recorder.evaluations
-            ],
-            "skipped_input_share": dropped / seen if dropped else 0.0,
-            **_weighted(recorder.totals.samples, seen, embeddings.policy.rule),
-            "device_rows": embeddings.runtime.view.device_rows,
-            "seed": self.config.seed,
-            "rejected_lines": self.dataset.rejects(),
-            "out_of_range_ids": out_of_range,
-            "truncated_sequences": truncated,
-            "run_dir": str(self.directory.path),
-        }
-        if best := best_summary(self.config, recorder.evaluations):
-            summary["best"] = best
         # Files that a policy uses in place (misses=host) are read by the system: the bytes are unknown.
-        if self.config.tier.host != "memory" and embeddings.policy.misses != "host":
-            summary["host_bytes_read"] = self.loop.file_bytes["bytes_read"]
-            summary["host_bytes_written"] = self.loop.file_bytes["bytes_written"]
+        counts_files = self.config.tier.host != "memory" and embeddings.policy.misses != "host"
+        files = {f"host_{name}": self.loop.file_bytes[name] for name in ("bytes_read", "bytes_written")}
+        ranks = None
         if not self.ranks.is_local:
             full = embeddings.statistics.hot_set_is_full
-            summary["ranks"] = ranks_summary(self.ranks, recorder.totals, full=full)
-        return summary
+            ranks = ranks_summary(self.ranks, recorder.totals, full=full)
+        return RunSummary.of(
+            self.config.policy,
+            recorder.totals,
+            quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation),
+            evaluations=[_fields(record, *QUALITY_OF) for record in recorder.evaluations],
+            evaluation_work=[_fields(record, *WORK_OF) for record in recorder.evaluations],
+            skipped_input_share=dropped / seen if dropped else 0.0,
+            **_weighted(recorder.totals.samples, seen, embeddings.policy.rule),
+            device_rows=embeddings.runtime.view.device_rows,
+            seed=self.config.seed,
+            rejected_lines=self.dataset.rejects(),
+            out_of_range_ids=out_of_range,
+            truncated_sequences=truncated,
+            run_dir=str(self.directory.path),
+            best=best_summary(self.config, recorder.evaluations),
+            **(files if counts_files else {}),
+            ranks=ranks,
+        )
 
     def _sinks(self) -> list[Sink]:
         if not self.ranks.is_first:
@@ -350,19 +342,18 @@ class Run:
             else:
                 sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
         if self._stream is not None:
-            first = {"first_step": self.recorder.steps, "first_samples": self.recorder.samples}
-            sinks.append(Progress(self._stream, self._total, **first, first_read=self.recorder.totals.read))
+            sinks.append(Progress(self._stream, self._total, self.recorder.totals))
         return sinks
 
 
-def quality_numbers(evaluation: Evaluation) -> QualitySummary:
+def quality_numbers(evaluation: Evaluation) -> dict[str, Any]:
     """The evaluation as a part of the summary; GAUC only if it was evaluated."""
     numbers = asdict(evaluation)
     samples = numbers.pop("samples")
     quality = {name: value for name, value in numbers.items() if name not in _OPTIONAL or value is not None}
     if evaluation.gauc_groups is not None:
         quality["gauc"] = evaluation.gauc
-    return cast(QualitySummary, {"auc_of": "evaluation", "eval_samples": samples, **quality})
+    return {"auc_of": "evaluation", "eval_samples": samples, **quality}
 
 
 def one_class_text(evaluation: Evaluation) -> str:
@@ -385,7 +376,7 @@ def constant_label_text(losses: StreamingLogLoss) -> str:
 _OPTIONAL = ("gauc", "gauc_groups")
 
 
-def quality_of_training(recorder: Recorder) -> QualitySummary:
+def quality_of_training(recorder: Recorder) -> dict[str, Any]:
     """Quality on training batches, predicted before they were trained."""
     return {
         "auc_of": "training",
@@ -403,7 +394,7 @@ def group_feature(name: str | None, features: Sequence[str], setting: str = "eva
     return None if name is None else features.index(name)
 
 
-def _weighted(samples: int, seen: int, rule: SkipRule | None) -> InputSummary:
+def _weighted(samples: int, seen: int, rule: SkipRule | None) -> dict[str, Any]:
     """Samples read, and what those trained are worth by their weights."""
     effective_share = rule.effective_share if isinstance(rule, InputRule) else 1.0
     return {
@@ -413,5 +404,51 @@ def _weighted(samples: int, seen: int, rule: SkipRule | None) -> InputSummary:
     }
 
 
-def _fields(record: EvalRecord, shape: type) -> dict[str, object]:
-    return {name: getattr(record, name) for name in shape.__annotations__}
+def _fields(record: EvalRecord, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+# --- goals -----------------------------------------------------------------------------------------------------------
+
+
+def best_evaluation(evaluations: Sequence[EvalRecord]) -> EvalRecord | None:
+    """The first best evaluation by AUC; None without one."""
+    return max((e for e in evaluations if e.auc is not None), key=lambda e: e.auc or 0.0, default=None)
+
+
+def is_out_of_patience(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> bool:
+    """True if at least `patience` evaluations came after the best one."""
+    best = best_evaluation(evaluations)
+    if config.patience is None or best is None:
+        return False
+    return sum(record.step > best.step for record in evaluations) >= config.patience
+
+
+def best_summary(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> dict[str, Any] | None:
+    """The best evaluation for the run's summary; None without `save=best` or `patience`."""
+    best = best_evaluation(evaluations)
+    if (config.save != "best" and config.patience is None) or best is None:
+        return None
+    return {
+        "metric": "auc",
+        "value": best.auc,
+        "step": best.step,
+        "saved": config.save == "best",  # the weights of this evaluation are
+        "ended_by_patience": is_out_of_patience(config, evaluations),
+    }
+
+
+def _goals(config: TrainConfig) -> str:
+    """The settings that compare evaluations: `save=best and patience=3`."""
+    goals = [f"save={config.save}"] if config.save == "best" else []
+    return " and ".join(goals + ([] if config.patience is None else [f"patience={config.patience}"]))
+
+
+def refuse_unreachable(config: TrainConfig, dataset: Dataset) -> None:
+    """Raise ConfigError for goals without evaluation data."""
+    goals = _goals(config)
+    if goals and next(dataset.evaluation(config.eval_batch_size), None) is None:
+        raise ConfigError(
+            f"expected data with an evaluation part, got {config.data} ({goals}). Set data.holdout, data.eval_data or "
+            "data.time_split, or data.synthetic.num_eval for the built-in stream"
+        )

@@ -41,12 +41,11 @@ from adaptive.training.runs.distributed import (
     reporting_errors,
     require_shared_directory,
 )
-from adaptive.training.runs.goals import refuse_unreachable
 from adaptive.training.runs.rehearsal import rehearse
-from adaptive.training.runs.run import Run
+from adaptive.training.runs.run import Run, refuse_unreachable
 from adaptive.training.runs.run_record import config_of, data_entries
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays
-from adaptive.training.telemetry.report import SCHEMA, RunSummary
+from adaptive.training.telemetry.report import SCHEMA
 
 
 def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch]) -> int:
@@ -187,7 +186,7 @@ def train_run(
     overwrite: bool = False,
     stream: TextIO | None = None,
     ranks: Ranks = ALONE,
-) -> RunSummary:
+) -> dict[str, Any]:
     """Train a run in a run directory; return the summary, with its text as `table`.
 
     After SIGTERM, SIGINT or SIGHUP the current step is finished (under a policy that skips, defers or arranges: all
@@ -211,7 +210,7 @@ def train_run(
             return _train_in(directory, config, stream, ranks)
 
 
-def _train_in(directory: RunDirectory, config: TrainConfig, stream: TextIO | None, ranks: Ranks) -> RunSummary:
+def _train_in(directory: RunDirectory, config: TrainConfig, stream: TextIO | None, ranks: Ranks) -> dict[str, Any]:
     dataset = open_data(with_initial_vocabulary(config), directory.path)
     sample = first_batches(config, dataset)
     ranks.require_equal(lambda: facts_of(config, dataset))

@@ -13,13 +13,6 @@ Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Heading:
-    """The title of the blocks up to the next heading."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Note:
     """A paragraph."""
 
@@ -46,7 +39,7 @@ class Table:
     keys: int = 1
 
 
-DocumentBlock = Heading | Note | Items | Table
+DocumentBlock = Note | Items | Table
 
 
 @dataclass(frozen=True)
@@ -73,8 +66,6 @@ def csv_text(rows: Sequence[Sequence[Any]]) -> str:
 
 def _text(block: DocumentBlock) -> str:
     match block:
-        case Heading():
-            return f"--- {block.text}"
         case Note():
             return textwrap.fill(block.text, WIDTH, break_long_words=False, break_on_hyphens=False)
         case Items():
@@ -85,8 +76,6 @@ def _text(block: DocumentBlock) -> str:
 
 def _markdown(block: DocumentBlock) -> str:
     match block:
-        case Heading():
-            return f"## {block.text}"
         case Note():
             return block.text
         case Items():

@@ -63,18 +63,18 @@ class Progress:
     them on a terminal too, `NO_COLOR` a line without colors.
     """
 
-    def __init__(self, stream: TextIO, total_steps: int | None, **first: int) -> None:
+    def __init__(self, stream: TextIO, total_steps: int | None = None, totals: RunTotals | None = None) -> None:
         """
         Args:
             stream: where to write.
             total_steps: of the whole run; None: not known, so no remaining time is shown.
-            first: counts at which a resumed run starts, see `RunTotals`.
+            totals: of the run, which the recorder adds to before it writes a record.
         """
         self._now: Callable[[], float] = time.monotonic  # tests set their own
         self._next_line = -math.inf
         self._stream = _LenientStream(stream)
         self._total_steps = total_steps
-        self._totals = RunTotals(**first)
+        self._totals = totals or RunTotals()
         self._bar: _Bar | None = None
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _Bar(self._stream, total_steps)
@@ -94,7 +94,6 @@ class Progress:
             self._bar.stop()
 
     def _interval(self, record: IntervalRecord) -> None:
-        self._totals.add(record)
         text = self._interval_text(record)
         if self._bar is not None:
             self._bar.show(record.step, text)

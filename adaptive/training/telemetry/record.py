@@ -235,47 +235,38 @@ IN_PARTS: Final = "in_parts_share"  # share of batches trained in parts
 WAITED: Final = "waited_share"  # share of these in which training waited for rows between two parts
 
 
+@dataclass(kw_only=True)
 class RunTotals:
-    """Adds up the intervals of a run.
+    """The sums of a run's intervals, which checkpoints have too."""
 
-    Attributes:
-        steps, samples: trained in these intervals.
-        read: samples read in them, with those that a rule dropped.
-        seconds: duration, from each interval's samples per second.
-        cpu_seconds: processor time of this process, all threads.
-        latest_skipped_share: skipped share of row updates in the latest interval.
-        uncounted: samples read, seconds, processor seconds and steps of the intervals that count in no speed: the
-            first, and those in which a kernel was compiled.
-        speeds: samples read and seconds of the counted intervals without skipping and of those with it.
-        tables: counts by table; counts of rows "now" are those of the latest interval.
-        policy: the policy's latest numbers; the shares of batches in parts are over all intervals.
-        ranks: traffic of each rank in the latest `ranks_steps` steps, all with the same number of ranks.
-    """
+    steps: int = 0
+    samples: int = 0
+    read: int = 0  # samples, with those that a rule dropped
+    seconds: float = 0.0  # from each interval's samples per second
+    cpu_seconds: float = 0.0  # processor time of this process, all threads
+    uncounted: tuple[int, float, float, int] | None = None
+    """Samples read, seconds, processor seconds and steps of the intervals that count in no speed: the first, and those
+    in which a kernel was compiled."""
+    plain_speed: tuple[float, float] = 0.0, 0.0
+    skipping_speed: tuple[float, float] = 0.0, 0.0
+    """Samples read and seconds of the counted intervals without skipping, and of those with it."""
+    latest_skipped_share: float | None = None  # of row updates, in the latest interval
+    tables: dict[str, TableCounts] = field(default_factory=dict)  # rows "now" are those of the latest interval
+    policy: dict[str, float | None] = field(default_factory=dict)  # the policy's latest numbers
+    in_parts: float = 0.0  # batches trained in parts
+    waited: float = 0.0  # those of them in which training waited for rows
+    ranks: list[dict[str, float]] = field(default_factory=list)
+    ranks_steps: int = 0
+    """Traffic of each rank in the latest steps, all with the same number of ranks."""
+    stage_ms: dict[str, float] = field(default_factory=dict)
+    uncounted_ms: dict[str, float] = field(default_factory=dict)
 
-    def __init__(self, *, first_step: int = 0, first_samples: int = 0, first_read: int | None = None) -> None:
-        """Counts at which a resumed run starts; `first_read`: as `first_samples` if None."""
-        self.steps = 0
-        self.samples = self.read = 0
-        self.seconds = self.cpu_seconds = 0.0
-        self.uncounted: tuple[int, float, float, int] | None = None
-        self.speeds = {False: (0.0, 0.0), True: (0.0, 0.0)}
-        self.latest_skipped_share: float | None = None
-        self.tables: dict[str, TableCounts] = {}
-        self.policy: dict[str, float] = {}
-        self.ranks: list[dict[str, float]] = []
-        self.ranks_steps = 0
-        self._in_parts = self._waited = 0.0  # batches
-        self._first_step, self._first_samples = first_step, first_samples
-        self._first_read = first_samples if first_read is None else first_read
-        self._stage_ms: dict[str, float] = {}
-        self._uncounted_ms: dict[str, float] = {}
-
-    def add(self, record: IntervalRecord) -> float:
-        """Add the next interval; return its duration in seconds (0 if its speed is unknown)."""
-        steps = record.step - self._first_step - self.steps
-        samples = record.samples - self._first_samples - self.samples
+    def add(self, record: IntervalRecord) -> None:
+        """Add the next interval."""
+        steps = record.step - self.steps
+        samples = record.samples - self.samples
         so_far = record.samples if record.samples_read is None else record.samples_read
-        read = so_far - self._first_read - self.read
+        read = so_far - self.read
         seconds = read / record.samples_per_s if record.samples_per_s > 0 else 0.0
         self.steps += steps
         self.samples += samples
@@ -285,13 +276,14 @@ class RunTotals:
         self.cpu_seconds += cpu_seconds
         is_counted = self.uncounted is not None and not record.compiled
         for stage, mean in record.time_ms.items():
-            self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
+            self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + mean * steps
             if not is_counted:
-                self._uncounted_ms[stage] = self._uncounted_ms.get(stage, 0.0) + mean * steps
+                self.uncounted_ms[stage] = self.uncounted_ms.get(stage, 0.0) + mean * steps
         if is_counted:
             skips = read > samples or any(counts.skipped_updates for counts in record.tables.values())
-            total_read, total_seconds = self.speeds[skips]
-            self.speeds[skips] = total_read + read, total_seconds + seconds
+            total_read, total_seconds = self.skipping_speed if skips else self.plain_speed
+            speed = total_read + read, total_seconds + seconds
+            self.plain_speed, self.skipping_speed = (self.plain_speed, speed) if skips else (speed, self.skipping_speed)
         else:
             counted = self.uncounted or (0, 0.0, 0.0, 0)
             self.uncounted = (counted[0] + read, counted[1] + seconds, counted[2] + cpu_seconds, counted[3] + steps)
@@ -305,15 +297,14 @@ class RunTotals:
             self.ranks_steps += steps
         else:  # resumed with another number of ranks
             self.ranks, self.ranks_steps = list(record.ranks), steps
-        return seconds
 
     def _add_policy(self, numbers: Mapping[str, float], steps: int) -> None:
         in_parts = numbers.get(IN_PARTS, 0.0) * steps
-        self._in_parts += in_parts
-        self._waited += numbers.get(WAITED, 0.0) * in_parts
-        self.policy = {name: number for name, number in numbers.items() if name not in (IN_PARTS, WAITED)}
-        if self._in_parts:
-            self.policy |= {IN_PARTS: self._in_parts / self.steps, WAITED: self._waited / self._in_parts}
+        self.in_parts += in_parts
+        self.waited += numbers.get(WAITED, 0.0) * in_parts
+        self.policy = dict(numbers)
+        if self.in_parts:
+            self.policy |= {IN_PARTS: self.in_parts / self.steps, WAITED: self.waited / self.in_parts}
 
     @property
     def samples_per_s(self) -> float | None:
@@ -335,13 +326,13 @@ class RunTotals:
     @property
     def read_per_s(self) -> tuple[float, float] | None:
         """Samples read per second before skipping began, and since then; None without intervals of both kinds."""
-        (samples, seconds), (later_samples, later_seconds) = self.speeds[False], self.speeds[True]
+        (samples, seconds), (later_samples, later_seconds) = self.plain_speed, self.skipping_speed
         return (samples / seconds, later_samples / later_seconds) if seconds and later_seconds else None
 
     @property
     def time_ms(self) -> dict[str, float]:
         """Mean milliseconds per step of each stage."""
-        return {stage: total / self.steps for stage, total in self._stage_ms.items()} if self.steps else {}
+        return {stage: total / self.steps for stage, total in self.stage_ms.items()} if self.steps else {}
 
     @property
     def time_ms_later(self) -> dict[str, float]:
@@ -350,7 +341,7 @@ class RunTotals:
         if not 0 < steps < self.steps:
             return self.time_ms
         later = self.steps - steps
-        return {stage: (total - self._uncounted_ms[stage]) / later for stage, total in self._stage_ms.items()}
+        return {stage: (total - self.uncounted_ms[stage]) / later for stage, total in self.stage_ms.items()}
 
 
 # -- names of all numbers in views and summaries ----------------------------------------------------------------------

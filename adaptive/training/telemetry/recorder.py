@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from adaptive.counters import Stopwatch
@@ -21,7 +21,6 @@ from adaptive.kernels.jit import compilation
 from adaptive.policy import inputs_of
 from adaptive.training.evaluation import Evaluation
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss
-from adaptive.training.telemetry.jsonl import from_json, to_json
 from adaptive.training.telemetry.record import (
     IN_PARTS,
     ROWS_NOW,
@@ -32,7 +31,6 @@ from adaptive.training.telemetry.record import (
     IntervalRecord,
     Record,
     RunTotals,
-    TableCounts,
     sum_tables,
     table_counts,
 )
@@ -50,42 +48,14 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class LossSums(BaseModel):
-    """State of a `StreamingLogLoss`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    num_samples: int = Field(ge=0)
-    weight: float = Field(ge=0)
-    positive_weight: float = Field(ge=0)
-    loss_sum: float
-    probability_sum: float
-
-    def restored(self) -> StreamingLogLoss:
-        losses = StreamingLogLoss()
-        vars(losses).update(self)
-        return losses
-
-
-class SoFar(BaseModel):
-    """The record of all steps so far: the fields that resuming depends on."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    step: int = Field(ge=0)
-    samples: int = Field(ge=0)
-    log_loss: float | None = None
-
-
 class RecorderState(BaseModel):
     """State of a `Recorder` between two intervals, in a checkpoint."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
-    so_far: SoFar
-    uncounted: list[float] | None  # samples read, seconds, processor seconds and steps that count in no speed
-    ranks_steps: int = Field(ge=0)
-    log_loss: LossSums
+    loss: float | None
+    totals: RunTotals
+    log_loss: StreamingLogLoss
 
 
 class Recorder:
@@ -195,17 +165,8 @@ class Recorder:
     def state(self) -> RecorderState:
         """Return the state that `restore` takes, with `auc_counts`. Call it between two intervals."""
         assert not self._losses
-        totals = self.totals
-        so_far = self._record(
-            loss=self.loss, samples_per_s=totals.samples_per_s or 0.0, time_ms=totals.time_ms, tables=totals.tables,
-            policy=totals.policy, ranks=totals.ranks, cpu_seconds=totals.cpu_seconds, samples_read=totals.read,
-        )  # fmt: skip
-        return RecorderState(
-            so_far=SoFar.model_validate(to_json(so_far)),
-            uncounted=None if totals.uncounted is None else list(totals.uncounted),
-            ranks_steps=totals.ranks_steps,
-            log_loss=LossSums(**vars(self.log_loss)),
-        )
+        loss = self.loss if math.isfinite(self.loss) else None
+        return RecorderState(loss=loss, totals=self.totals, log_loss=self.log_loss)
 
     def auc_counts(self) -> dict[str, NDArray[np.int64]]:
         """Return the arrays that belong to `state`, by name."""
@@ -213,16 +174,9 @@ class Recorder:
 
     def restore(self, state: RecorderState, auc_counts: Mapping[str, NDArray[np.int64]]) -> None:
         """Restore the results of `state` and `auc_counts`; invalid ones raise any error."""
-        so_far = from_json(state.so_far.model_dump())
-        if not isinstance(so_far, IntervalRecord):
-            raise ValueError("expected an interval as the record of all steps so far, got another record")
-        self.auc, self.log_loss = StreamingAUC(auc_counts[AUC_COUNTS]), state.log_loss.restored()
-        self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
-        self.totals = RunTotals()
-        self.totals.add(so_far)
-        read, seconds, cpu_seconds, steps = state.uncounted or (0, 0.0, 0.0, 0)
-        self.totals.uncounted = int(read), seconds, cpu_seconds, int(steps)
-        self.totals.ranks_steps = state.ranks_steps
+        self.auc, self.log_loss, self.totals = StreamingAUC(auc_counts[AUC_COUNTS]), state.log_loss, state.totals
+        self.steps, self.samples = self.totals.steps, self.totals.samples
+        self.loss = math.nan if state.loss is None else state.loss
 
     def close(self) -> None:
         """Close every sink, even if one of them raises."""
@@ -238,21 +192,7 @@ class Recorder:
             policy[WAITED] = taken.batches_waited / taken.batches_in_parts
         seen = policy.get(f"{OF_RULE}seen_inputs")
         read = self.samples if seen is None else int(seen)
-        return self._record(
-            loss=float(np.mean(self._losses)),
-            samples_per_s=(read - self.totals.read) / seconds if seconds > 0 else 0.0,
-            cpu_seconds=cpu_seconds,
-            samples_read=read,
-            compiled=compilation.count > self._compiled,
-            time_ms=self._time_ms(taken, seconds),
-            tables=table_counts(self._embeddings.table_names, taken.counts, **rows_now),
-            update_norms=_update_norms(taken),
-            device_rows=taken.device_rows,
-            ranks=[asdict(traffic) for traffic in taken.ranks],
-            policy=policy,
-        )
-
-    def _record(self, *, tables: dict[str, TableCounts], **facts: Any) -> IntervalRecord:
+        tables = table_counts(self._embeddings.table_names, taken.counts, **rows_now)
         whole = sum_tables(list(tables.values()))
         return IntervalRecord(
             step=self.steps,
@@ -262,8 +202,17 @@ class Recorder:
             log_loss=self.log_loss.value(),
             hit_rate=whole.hit_rate,
             row_hit_rate=whole.row_hit_rate,
+            loss=float(np.mean(self._losses)),
+            samples_per_s=(read - self.totals.read) / seconds if seconds > 0 else 0.0,
+            cpu_seconds=cpu_seconds,
+            samples_read=read,
+            compiled=compilation.count > self._compiled,
+            time_ms=self._time_ms(taken, seconds),
             tables=tables,
-            **facts,
+            update_norms=_update_norms(taken),
+            device_rows=taken.device_rows,
+            ranks=[asdict(traffic) for traffic in taken.ranks],
+            policy=policy,
         )
 
     def _time_ms(self, taken: Statistics, seconds: float) -> dict[str, float]:

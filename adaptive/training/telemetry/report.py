@@ -1,7 +1,8 @@
 """Summary of a run: the object that `--json` prints, and the same as text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypedDict, cast
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Final
 
 from adaptive.embeddings.ranks.traffic import KINDS
 from adaptive.training.telemetry.document import aligned
@@ -30,88 +31,33 @@ SPARED: Final = ("vectors", "gradients")
 Crossed = Sequence[Mapping[str, float]]  # for each rank the fields of `RankTraffic`, summed over an interval
 
 
-class EvaluationPoint(TypedDict):
-    """Quality at one evaluation."""
+@dataclass(kw_only=True)
+class RunSummary:
+    """The object that `--json` prints. Numbers that are unknown or not finite are null.
 
-    step: int
-    samples: int
-    auc: float | None
-    log_loss: float | None
-    accuracy: float | None
+    Fields with a default are left out of it where they say nothing about the run.
+    """
 
-
-class EvaluationWork(TypedDict):
-    """Work of training until an evaluation; times are without evaluations and the first interval, which compiles."""
-
-    step: int
-    samples_read: int | None
-    seconds: float | None
-    cpu_seconds: float | None
-
-
-class BestSummary(TypedDict):
-    """The best evaluation of a run with `save=best` or `patience`."""
-
-    metric: str
-    value: float
-    step: int
-    saved: bool  # the weights of this evaluation are saved
-    ended_by_patience: bool
-
-
-class SkipShares(TypedDict, total=False):
-    """Skipped work as shares of all work; see `TableCounts`."""
-
-    skipped_update_share: float | None
-    deferred_update_share: float | None
-    skipped_lookup_share: float | None
-    skipped_input_share: float
-
-
-class QualitySummary(TypedDict, total=False):
-    """Quality of the final evaluation, else of training's predictions."""
-
-    auc_of: str  # "evaluation" or "training"
-    eval_samples: int
-    auc: float | None
-    auc_exact: bool
-    accuracy: float | None
-    log_loss: float | None
-    normalised_entropy: float | None
-    calibration: float | None
-    gauc: float | None
-    gauc_groups: int
-
-
-class InputSummary(TypedDict, total=False):
-    """Samples read by training, with those that a rule skipped, and the worth of those trained."""
-
-    samples_read: int
-    effective_samples: int  # samples of equal weight that estimate the gradient as well
-    weight_spread: float  # standard deviation of their weights over the mean
-
-
-class KeySummary(TypedDict, total=False):
-    """Keys of all tables with keys: with a row now; that got and lost rows in the run; lookups of others."""
-
-    live_keys: int
-    admitted_keys: int
-    expired_keys: int
-    evicted_keys: int
-    index_load: float | None  # live keys for each place of their index
-    unadmitted_lookup_share: float | None
-
-
-class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=False):
-    """The object that `--json` prints. Values that are unknown or not finite are None."""
-
-    schema: int
     policy: str
     steps: int
     samples: int
-    samples_per_s: float | None  # read: inputs that a rule skipped count
+    samples_per_s: float | None  # read: samples that a rule dropped count
     samples_per_s_later: float | None  # the same, without the first interval and those in which a kernel was compiled
-    compile_s: float  # seconds in which kernels were compiled before the first step
+    # Quality of the final evaluation, else of training's predictions.
+    auc: float | None
+    log_loss: float | None
+    accuracy: float | None
+    auc_of: str | None = None  # "evaluation" or "training"
+    eval_samples: int | None = None
+    auc_exact: bool | None = None
+    normalised_entropy: float | None = None
+    calibration: float | None = None
+    gauc: float | None = None
+    gauc_groups: int | None = None
+    best: dict[str, Any] | None = None  # the best evaluation of a run with `save=best` or `patience`
+    evaluations: list[dict[str, Any]] | None = None
+    evaluation_work: list[dict[str, Any]] | None = None  # of training until each; times without those of evaluations
+    # Rows and lookups; see `TableCounts`.
     hit_rate: float | None
     row_hit_rate: float | None
     promoted: int
@@ -123,22 +69,65 @@ class RunSummary(QualitySummary, SkipShares, InputSummary, KeySummary, total=Fal
     watched_rows: int
     saturated_rows: int
     saturated_row_share: float | None
+    device_rows: int | None = None
+    host_bytes_read: int | None = None
+    host_bytes_written: int | None = None
+    # Skipped work as shares of all work.
+    skipped_update_share: float | None
+    deferred_update_share: float | None
+    skipped_lookup_share: float | None
+    skipped_input_share: float | None = None
+    samples_read: int | None = None  # with those that a rule dropped
+    effective_samples: int | None = None  # samples of equal weight that estimate the gradient as well as those trained
+    weight_spread: float | None = None  # standard deviation of their weights over the mean
+    # Keys of all tables with keys: with a row now; that got and lost rows in the run; lookups of others.
+    live_keys: int | None = None
+    admitted_keys: int | None = None
+    expired_keys: int | None = None
+    evicted_keys: int | None = None
+    index_load: float | None = None
+    unadmitted_lookup_share: float | None = None
     time_ms: dict[str, float]
     policy_numbers: dict[str, float | None]  # as last reported by the policy
-    evaluations: list[EvaluationPoint]
-    evaluation_work: list[EvaluationWork]  # of each evaluation
-    best: BestSummary
-    host_bytes_read: int
-    host_bytes_written: int
-    ranks: Mapping[str, float | None]
-    device_rows: int
-    seed: int
-    rejected_lines: Mapping[str, int]
-    out_of_range_ids: Mapping[str, int]
-    truncated_sequences: Mapping[str, int]
-    run_dir: str
-    table: str  # the summary as text; not part of `--json`, nor is the next
-    details: str  # stages, tables and traffic as text
+    ranks: dict[str, float | None] | None = None
+    compile_s: float | None = None  # seconds in which kernels were compiled before the first step
+    seed: int | None = None
+    rejected_lines: dict[str, int] | None = None
+    out_of_range_ids: dict[str, int] | None = None
+    truncated_sequences: dict[str, int] | None = None
+    run_dir: str | None = None
+
+    @classmethod
+    def of(cls, policy: str, totals: RunTotals, quality: Mapping[str, Any], **more: Any) -> "RunSummary":
+        """Return the summary of a run with these totals.
+
+        Args:
+            quality: at least `auc`, `log_loss` and `accuracy`.
+            more: other fields.
+        """
+        counts = sum_tables(list(totals.tables.values()))
+        of_rows = {
+            shown.summary: getattr(counts, shown.name)
+            for shown in COUNT_FIELDS
+            if shown.summary and shown.applies_to(counts)
+        }
+        numbers = {
+            "samples": totals.samples,
+            "samples_per_s": totals.samples_per_s,
+            "samples_per_s_later": totals.samples_per_s_later,
+            "time_ms": totals.time_ms_later,
+            "policy_numbers": totals.policy,
+            **of_rows,
+            **quality,
+            **more,
+        }
+        return cls(policy=policy, steps=totals.steps, **plain(numbers))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        numbers = {f.name: (getattr(self, f.name), f.default is MISSING) for f in fields(self)}
+        shown = {name: value for name, (value, is_always) in numbers.items() if is_always or value is not None}
+        return {"schema": SCHEMA, **shown}
 
 
 def crossed_numbers(crossed: Crossed, steps: int) -> dict[str, float]:
@@ -163,36 +152,6 @@ def crossed_numbers(crossed: Crossed, steps: int) -> dict[str, float]:
     return numbers
 
 
-def run_summary(
-    policy: str, totals: RunTotals, *, auc: float | None, log_loss: float | None, accuracy: float | None = None
-) -> RunSummary:
-    """The part of the summary that follows from the totals of a run.
-
-    Args:
-        auc, log_loss, accuracy: of the final evaluation, or of training if there is none.
-    """
-    counts = sum_tables(list(totals.tables.values()))
-    summary = {
-        "schema": SCHEMA,
-        "policy": policy,
-        "steps": totals.steps,
-        "samples": totals.samples,
-        "samples_per_s": totals.samples_per_s,
-        "samples_per_s_later": totals.samples_per_s_later,
-        "auc": auc,
-        "log_loss": log_loss,
-        "accuracy": accuracy,
-        **{
-            shown.summary: getattr(counts, shown.name)
-            for shown in COUNT_FIELDS
-            if shown.summary and shown.applies_to(counts)
-        },
-        "time_ms": totals.time_ms_later,
-        "policy_numbers": totals.policy,
-    }
-    return cast(RunSummary, plain(summary))
-
-
 def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, run: str) -> str:
     """The summary as the text of a run: what was read, where rows were, what was skipped, how fast, how good.
 
@@ -203,23 +162,23 @@ def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str
         misses: see `Policy.misses`.
         run: directory of the run, quoted for a shell.
     """
-    compiled = summary.get("compile_s")
+    compiled = summary.compile_s
     once = f" (and {compiled:.0f} s to compile, once)" if compiled and compiled >= 0.5 else ""
     facts = {"placement": _placement(summary, totals, rows, misses)}
-    if summary.get("watched_rows"):
+    if summary.watched_rows:
         facts["saturated"] = [
-            f"{count_text(summary['saturated_rows'])} of {count_text(summary['watched_rows'])} popular rows: an update "
+            f"{count_text(summary.saturated_rows)} of {count_text(summary.watched_rows)} popular rows: an update "
             "moves them by less than 5% of their length"
         ]
     facts["skipped"] = _skipped_facts(summary)
     facts["speed"] = _speed_facts(summary, totals)
     if facts["skipped"]:
-        policies = ",".join(dict.fromkeys(("lfu", summary["policy"])))
+        policies = ",".join(dict.fromkeys(("lfu", summary.policy)))
         compare = f"  adaptive-train compare --config {run}/run.json --policies {policies}"
         facts["quality"] = ["not compared. Measure it on your data:", compare]
     facts["ranks"], facts["files"], facts["keys"] = rank_lines(summary), _file_lines(summary), _key_facts(summary)
     lines = [
-        f"{summary['policy']}: {count_text(totals.read)} samples read in {totals.seconds:.1f} s{once}",
+        f"{summary.policy}: {count_text(totals.read)} samples read in {totals.seconds:.1f} s{once}",
         *_quality_lines(summary),
         *_best_line(summary),
         "",
@@ -231,29 +190,29 @@ def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str
 def _placement(summary: RunSummary, totals: RunTotals, rows: int, misses: str) -> list[str]:
     resident = sum(counts.resident_rows for counts in totals.tables.values())
     others = "the others were fetched ahead" if misses == "prefetch" else "the others were used on the host"
-    moved = f"{bytes_text(summary['bytes_h2d'])} in, {bytes_text(summary['bytes_d2h'])} out"
+    moved = f"{bytes_text(summary.bytes_h2d)} in, {bytes_text(summary.bytes_d2h)} out"
     return [
-        f"{count_text(resident)} of {count_text(rows)} rows on the device; {percent_text(summary['hit_rate'])} of "
+        f"{count_text(resident)} of {count_text(rows)} rows on the device; {percent_text(summary.hit_rate)} of "
         "lookups had their row there,",
         f"{others} ({moved})",
     ]
 
 
 def _skipped_facts(summary: RunSummary) -> list[str]:
-    skipped, deferred = summary["skipped_update_share"] or 0.0, summary["deferred_update_share"] or 0.0
+    skipped, deferred = summary.skipped_update_share or 0.0, summary.deferred_update_share or 0.0
     facts = []
     if deferred:
         facts.append(f"{percent_text(deferred)} of row updates were postponed and applied together later")
     if skipped > deferred:
         facts.append(f"{percent_text(skipped - deferred)} of row updates were dropped")
-    if share := summary.get("skipped_input_share"):
+    if share := summary.skipped_input_share:
         facts.append(f"{percent_text(share)} of the samples were left out")
     return facts
 
 
 def _speed_facts(summary: RunSummary, totals: RunTotals) -> list[str]:
     if totals.read_per_s is None:
-        speed = summary["samples_per_s_later"] or summary["samples_per_s"]
+        speed = summary.samples_per_s_later or summary.samples_per_s
         return [f"{count_text(speed)} samples read per second"]
     before, since = totals.read_per_s
     line = f"{count_text(since)} samples/s since skipping began, {count_text(before)} before"
@@ -263,34 +222,34 @@ def _speed_facts(summary: RunSummary, totals: RunTotals) -> list[str]:
 
 
 def _key_facts(summary: RunSummary) -> list[str]:
-    if "live_keys" not in summary:
+    if summary.live_keys is None:
         return []
-    events = ", ".join(f"{count_text(summary[f'{e}_keys'])} {e}" for e in ("admitted", "expired", "evicted"))  # type: ignore[literal-required]
-    return [f"{count_text(summary['live_keys'])} have a row now; {events}"]
+    events = ", ".join(f"{count_text(getattr(summary, f'{e}_keys'))} {e}" for e in ("admitted", "expired", "evicted"))
+    return [f"{count_text(summary.live_keys)} have a row now; {events}"]
 
 
 def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[str, int] | None = None) -> str:
     """The summary as text: lines of totals, then a line for each of the ten largest tables.
 
     Args:
-        summary: from `run_summary`.
+        summary: of the run.
         totals: of the run.
         table_rows: number of rows of each table, for the order of tables; default: ordered by lookups.
     """
-    later = summary["samples_per_s_later"]
+    later = summary.samples_per_s_later
     compiled = "" if later is None else f" ({count_text(later)} without the first interval)"
-    samples = count_text(summary["samples"])
-    if share := summary.get("skipped_input_share"):
-        samples += f" of {count_text(round(summary['samples'] / (1 - share)))}"
+    samples = count_text(summary.samples)
+    if share := summary.skipped_input_share:
+        samples += f" of {count_text(round(summary.samples / (1 - share)))}"
     lines = [
-        f"policy {summary['policy']}: {count_text(summary['steps'])} steps, "
-        f"{samples} samples, {count_text(summary['samples_per_s'])} samples/s{compiled}",
+        f"policy {summary.policy}: {count_text(summary.steps)} steps, "
+        f"{samples} samples, {count_text(summary.samples_per_s)} samples/s{compiled}",
         *_quality_lines(summary),
         *_best_line(summary),
-        f"hit rate: {percent_text(summary['hit_rate'])} of lookups, "
-        f"{percent_text(summary['row_hit_rate'])} of distinct rows per batch",
-        f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
-        f"{count_text(summary['written_back_rows'])} rows ({bytes_text(summary['bytes_d2h'])}) to the host",
+        f"hit rate: {percent_text(summary.hit_rate)} of lookups, "
+        f"{percent_text(summary.row_hit_rate)} of distinct rows per batch",
+        f"moved: {count_text(summary.fetched_rows)} rows ({bytes_text(summary.bytes_h2d)}) to the device, "
+        f"{count_text(summary.written_back_rows)} rows ({bytes_text(summary.bytes_d2h)}) to the host",
         *_file_lines(summary),
         *rank_lines(summary),
         *skipping_lines(summary),
@@ -306,22 +265,22 @@ def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[
 
 def _quality_lines(summary: RunSummary) -> list[str]:
     """Lines of quality."""
-    calibration, gauc = summary.get("calibration"), summary.get("gauc")
+    calibration, gauc = summary.calibration, summary.gauc
     more = "" if calibration is None else f", calibration {calibration:.3f}"
     if gauc is not None:
-        more += f", GAUC {score_text(gauc)} over {count_text(summary['gauc_groups'])} groups"
-    match summary.get("auc_of"):
+        more += f", GAUC {score_text(gauc)} over {count_text(summary.gauc_groups)} groups"
+    match summary.auc_of:
         case "evaluation":
-            more += f", on {count_text(summary['eval_samples'])} held-out samples"
+            more += f", on {count_text(summary.eval_samples)} held-out samples"
         case "training":
             more += ", on training batches, each predicted before it was trained"
-    quality = f"AUC {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}"
-    return [f"{quality}, accuracy {accuracy_text(summary['accuracy'])}{more}"]
+    quality = f"AUC {score_text(summary.auc)}, log loss {score_text(summary.log_loss)}"
+    return [f"{quality}, accuracy {accuracy_text(summary.accuracy)}{more}"]
 
 
 def _best_line(summary: RunSummary) -> list[str]:
     """A line of the best evaluation, if the run looks for it."""
-    if not (best := summary.get("best")):
+    if not (best := summary.best):
         return []
     return [
         f"best {best['metric'].upper()} {score_text(best['value'])} after step {count_text(best['step'])}"
@@ -331,15 +290,15 @@ def _best_line(summary: RunSummary) -> list[str]:
 
 
 def _file_lines(summary: RunSummary) -> list[str]:
-    if "host_bytes_read" not in summary:
+    if summary.host_bytes_read is None:
         return []
-    read, written = bytes_text(summary["host_bytes_read"]), bytes_text(summary["host_bytes_written"])
+    read, written = bytes_text(summary.host_bytes_read), bytes_text(summary.host_bytes_written)
     return [f"host files: {read} read, {written} written during training"]
 
 
 def rank_lines(summary: RunSummary) -> list[str]:
     """Traffic and waits of ranks; no lines for a single process."""
-    ranks = summary.get("ranks")
+    ranks = summary.ranks
     if not ranks or ranks["number"] == 1 or "bytes" not in ranks:
         return []
     sent = ", ".join(f"{kind} {bytes_text(ranks[f'bytes_{kind}'])}" for kind in KINDS if ranks[f"bytes_{kind}"])
@@ -366,14 +325,14 @@ def skipping_lines(summary: RunSummary) -> list[str]:
     """Lines of skipped and dropped work; none if nothing was skipped."""
     lines = _dropped(summary)
     lines += _skipped(summary)
-    if summary.get("watched_rows"):
+    if summary.watched_rows:
         lines.append(_watched(summary))
     return lines
 
 
 def _watched(summary: RunSummary) -> str:
     return (
-        f"saturated: {count_text(summary['saturated_rows'])} of {count_text(summary['watched_rows'])} popular rows: an "
+        f"saturated: {count_text(summary.saturated_rows)} of {count_text(summary.watched_rows)} popular rows: an "
         "update moves them by less than 5% of their length"
     )
 
@@ -381,7 +340,7 @@ def _watched(summary: RunSummary) -> str:
 def _latest_skipped(summary: RunSummary, totals: RunTotals) -> list[str]:
     """The share at the end of training, which grows as rows become saturated."""
     share = totals.latest_skipped_share
-    if not summary["skipped_update_share"] or not share or share <= summary["skipped_update_share"]:
+    if not summary.skipped_update_share or not share or share <= summary.skipped_update_share:
         return []
     return [f"skipped in the last interval: {percent_text(share)}; the share grows as more rows become saturated"]
 
@@ -397,17 +356,17 @@ def _speeds(totals: RunTotals) -> list[str]:
     ]
 
 
-def _dropped(shares: SkipShares) -> list[str]:
-    if not shares.get("skipped_input_share"):
+def _dropped(summary: RunSummary) -> list[str]:
+    if not summary.skipped_input_share:
         return []
     return [
-        f"left out: {percent_text(shares['skipped_input_share'])} of the samples; compare with the policy random_drop "
+        f"left out: {percent_text(summary.skipped_input_share)} of the samples; compare with the policy random_drop "
         "at the same share"
     ]
 
 
-def _skipped(shares: SkipShares) -> list[str]:
-    skipped, deferred = shares["skipped_update_share"], shares["deferred_update_share"] or 0.0
+def _skipped(summary: RunSummary) -> list[str]:
+    skipped, deferred = summary.skipped_update_share, summary.deferred_update_share or 0.0
     if not skipped:
         return []
     reasons = []
@@ -416,21 +375,21 @@ def _skipped(shares: SkipShares) -> list[str]:
     if skipped > deferred:
         reasons.append(f"{percent_text(skipped - deferred)} dropped")
     return [
-        f"skipped: {percent_text(skipped)} of row updates ({percent_text(shares['skipped_lookup_share'])} of "
+        f"skipped: {percent_text(skipped)} of row updates ({percent_text(summary.skipped_lookup_share)} of "
         f"lookups): {'; '.join(reasons)}"
     ]
 
 
 def _policy_lines(summary: RunSummary) -> list[str]:
-    numbers = ", ".join(f"{name} {number_text(name, value)}" for name, value in summary["policy_numbers"].items())
+    numbers = ", ".join(f"{name} {number_text(name, value)}" for name, value in summary.policy_numbers.items())
     return [f"policy reports: {numbers}"] if numbers else []
 
 
 def _time_lines(summary: RunSummary) -> list[str]:
     """Lines of mean times: of the training thread, and of parallel work."""
-    later = "" if summary["samples_per_s_later"] is None else " without the first interval"
+    later = "" if summary.samples_per_s_later is None else " without the first interval"
     training, look_ahead = list[str](), list[str]()
-    for stage, mean in summary["time_ms"].items():
+    for stage, mean in summary.time_ms.items():
         (look_ahead if stage in LOOK_AHEAD_STAGES else training).append(f"{stage} {mean:.2f}")
     lines = [f"ms per step{later}: {', '.join(training)}"] if training else []
     if look_ahead:

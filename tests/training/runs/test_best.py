@@ -17,7 +17,7 @@ from adaptive.errors import ConfigError
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.training.evaluation import Evaluation
 from adaptive.training.runs import evaluate_run, plan_run, resume_run, run, train_run
-from adaptive.training.runs.goals import best_evaluation, is_out_of_patience
+from adaptive.training.runs.run import best_evaluation, is_out_of_patience
 from adaptive.training.telemetry.record import EvalRecord
 
 Scripted = Callable[..., None]

@@ -14,7 +14,7 @@ from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.training.runs.distributed import ranks_summary
 from adaptive.training.telemetry.jsonl import MetricsFile, from_json, read_metrics, to_json
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals
-from adaptive.training.telemetry.report import crossed_numbers, rank_lines
+from adaptive.training.telemetry.report import RunSummary, crossed_numbers, rank_lines
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 
 FAST = RankTraffic(
@@ -65,7 +65,8 @@ def test_the_report_names_the_slowest_and_what_was_spared() -> None:
 
     one, other = on_ranks(2, work)
     assert one == other
-    assert rank_lines({"ranks": one}) == [
+    quality = {"auc": None, "log_loss": None, "accuracy": None}
+    assert rank_lines(RunSummary.of("lru", totals, quality, ranks=one)) == [
         "ranks: 2 on 2 hosts, 2 blocks; the others waited for rank 1 (4.00 ms per step, 4.0% of their time)",
         "sent by each rank per step: 3.2 KiB (headers 10 B, requests 100 B, vectors 800 B, gradients 400 B, "
         "dense 2.0 KiB); 33.3% of gradients were not sent again",
@@ -73,7 +74,7 @@ def test_the_report_names_the_slowest_and_what_was_spared() -> None:
         "watched rows: the hot set of a rank is full, so another number of ranks may skip other rows. Raise "
         "skip.hot_rows",
     ]
-    assert rank_lines({}) == []
+    assert rank_lines(RunSummary.of("lru", totals, quality)) == []
 
 
 def test_tensorboard_has_them_of_several_ranks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ from support.records import interval_record
 
 from adaptive.training.telemetry.formatting import bytes_text
 from adaptive.training.telemetry.progress import Countdown, Progress
-from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, RunRecord, TableCounts
+from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, RunRecord, RunTotals, TableCounts
 
 TABLES = {
     "site": TableCounts(unique_rows=100, skipped_updates=40, bytes_h2d=3 << 20, bytes_d2h=1 << 20),
     "user": TableCounts(unique_rows=100),
 }
+HALF = {"steps": 500, "samples": 500 * 2048, "read": 500 * 2048, "seconds": 50.0}
 EVAL = EvalRecord(step=30, samples=4096, auc=0.71236, log_loss=0.4, accuracy=0.788649)
 
 
@@ -23,6 +24,20 @@ def interval(step: int, **changes) -> IntervalRecord:
     """2,048 samples a step at 20,480 samples/s: ten steps a second."""
     fields = {"samples": step * 2048, "samples_per_s": 20480.0, "loss": 0.45211, "auc": 0.73125, "hit_rate": 0.912}
     return interval_record(step, **fields | {"tables": TABLES} | changes)
+
+
+class Run:
+    """What the recorder does: it adds an interval to the totals before it writes it."""
+
+    def __init__(self, stream, total=1000, **so_far):
+        self.totals = RunTotals(**so_far)
+        self.progress = Progress(stream, total, self.totals)
+        self.close = self.progress.close
+
+    def write(self, record):
+        if isinstance(record, IntervalRecord):
+            self.totals.add(record)
+        self.progress.write(record)
 
 
 class Terminal(io.StringIO):
@@ -42,8 +57,8 @@ def terminal(monkeypatch) -> Terminal:
 def test_plain_lines_without_a_terminal():
     """The first line comes at once, the next after five seconds, one at the end; ten steps a second are left."""
     stream, seconds = io.StringIO(), iter([0.0, 4.9, 5.0, 9.9, 9.95])
-    progress = Progress(stream, 1000)
-    progress._now = lambda: next(seconds)
+    progress = Run(stream)
+    progress.progress._now = lambda: next(seconds)
     progress.write(RunRecord(policy="lru", table_rows={}))
     progress.write(interval(20))
     progress.write(interval(29))
@@ -63,7 +78,12 @@ def test_plain_lines_without_a_terminal():
 @pytest.mark.parametrize(
     ("total", "start", "record", "shown"),
     [
-        (1000, {"first_step": 500, "first_samples": 500 * 2048}, interval(520), ["step 520/1000", "0:00:48 left\n"]),
+        (
+            1000,
+            {"steps": 500, "samples": 500 * 2048, "read": 500 * 2048, "seconds": 50.0},
+            interval(520),
+            ["step 520/1000", "0:00:48 left\n"],
+        ),
         (None, {}, interval(20), ["step 20 | ", "| - left\n"]),
         (1000, {}, interval(20, samples_per_s=float("nan")), ["- samples/s"]),
     ],
@@ -71,13 +91,13 @@ def test_plain_lines_without_a_terminal():
 )
 def test_lines_of_other_runs(total, start, record, shown):
     stream = io.StringIO()
-    Progress(stream, total, **start).write(record)
+    Run(stream, total, **start).write(record)
     assert all(text in stream.getvalue() for text in shown)
 
 
 def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
     threads = threading.active_count()
-    progress = Progress(terminal, 1000)
+    progress = Run(terminal)
     progress.write(interval(20))
     assert threading.active_count() == threads
     progress.write(EVAL)
@@ -93,7 +113,7 @@ def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_a_terminal_without_colors(terminal, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    progress = Progress(terminal, 1000)
+    progress = Run(terminal)
     progress.write(interval(20))
     progress.close()
     assert "20,480 samples/s" in terminal.getvalue()
@@ -115,7 +135,7 @@ def test_a_stream_that_fails_stops_nothing(terminal, kind, error):
 
     stderr = sys.stderr
     stream = Failing()
-    progress = Progress(stream, 1000)
+    progress = Run(stream)
     for step in (10, 20, 30):
         progress.write(interval(step))
     assert stream.writes == 1

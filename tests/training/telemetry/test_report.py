@@ -7,7 +7,7 @@ import pytest
 from support.records import interval_record
 
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals, TableCounts
-from adaptive.training.telemetry.report import run_summary, short_text, summary_text
+from adaptive.training.telemetry.report import RunSummary, short_text, summary_text
 
 SITE = TableCounts(
     lookups=1000,
@@ -30,8 +30,8 @@ def interval(step: int, **changes) -> IntervalRecord:
     return interval_record(step, **fields | {"time_ms": {"plan": 1.0, "wait": 0.5}} | changes)
 
 
-def totals_of(*records: IntervalRecord, **start: int) -> RunTotals:
-    totals = RunTotals(**start)
+def totals_of(*records: IntervalRecord) -> RunTotals:
+    totals = RunTotals()
     for record in records:
         totals.add(record)
     return totals
@@ -39,14 +39,18 @@ def totals_of(*records: IntervalRecord, **start: int) -> RunTotals:
 
 def text_of(*records: IntervalRecord, **more) -> str:
     totals = totals_of(*records)
-    return summary_text({**run_summary("lru", totals, auc=0.75, log_loss=0.4), **more}, totals)
+    return summary_text(summary_of(totals, **more), totals)
+
+
+def summary_of(totals: RunTotals, policy: str = "lru", **more) -> RunSummary:
+    return RunSummary.of(policy, totals, {"auc": 0.75, "log_loss": 0.4, "accuracy": None} | more)
 
 
 def test_summary_of_two_intervals():
     """10 steps at 1,000 samples/s and 30 at 3,000 take one second each; the second's plan takes three times as long."""
     later = interval(40, samples_per_s=3000.0, time_ms={"plan": 3.0, "wait": 0.5})
     totals = totals_of(interval(10), later)
-    assert run_summary("lru", totals, auc=0.75, log_loss=0.4, accuracy=0.9) == {
+    assert summary_of(totals, accuracy=0.9).to_json() == {
         "schema": 1,
         "policy": "lru",
         "steps": 40,
@@ -75,11 +79,6 @@ def test_summary_of_two_intervals():
     }
 
 
-def test_a_continued_run_counts_its_own_steps():
-    totals = totals_of(interval(60), interval(70), first_step=50, first_samples=5000)
-    assert (totals.steps, totals.samples, totals.seconds) == (20, 2000, 2.0)
-
-
 def test_current_counts_are_of_the_latest_interval():
     totals = totals_of(interval(10), interval(20, tables={"site": replace(SITE, resident_rows=3)}))
     assert (totals.tables["site"].resident_rows, totals.tables["user"].resident_rows) == (3, 70)
@@ -88,9 +87,9 @@ def test_current_counts_are_of_the_latest_interval():
 
 def test_a_run_without_a_step_has_a_summary():
     totals = RunTotals()
-    summary = run_summary("lru", totals, auc=None, log_loss=float("nan"))
-    assert json.loads(json.dumps(summary, allow_nan=False))["log_loss"] is None
-    assert (summary["steps"], summary["samples_per_s"], summary["hit_rate"], summary["time_ms"]) == (0, None, None, {})
+    summary = summary_of(totals, auc=None, log_loss=float("nan"))
+    assert json.loads(json.dumps(summary.to_json(), allow_nan=False))["log_loss"] is None
+    assert (summary.steps, summary.samples_per_s, summary.hit_rate, summary.time_ms) == (0, None, None, {})
     assert "0 steps" in summary_text(summary, totals)
 
 
@@ -181,8 +180,8 @@ def test_numbers_of_a_policy_are_reported():
     first = interval(10, policy={"hot_rows": 3.0, "in_parts_share": 0.5, "waited_share": 1.0})
     later = interval(40, policy={"hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 1.0, "waited_share": 0.0})
     totals = totals_of(first, later)
-    summary = run_summary("hotline", totals, auc=0.75, log_loss=0.4)
-    assert summary["policy_numbers"] == {
+    summary = summary_of(totals, "hotline")
+    assert summary.policy_numbers == {
         "hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 0.875, "waited_share": 5 / 35,
     }  # fmt: skip
     expected = "policy reports: hot_rows 12,345, rate 12.5, in_parts_share 87.5%, waited_share 14.3%\n"
@@ -193,7 +192,7 @@ def test_numbers_of_a_policy_are_reported():
 def test_the_ten_largest_tables_have_lines():
     tables = {f"t{i}": replace(USER, lookups=i, lookup_hits=0, resident_rows=1) for i in range(1, 15)}
     totals = totals_of(interval(10, tables=tables))
-    summary = run_summary("lru", totals, auc=None, log_loss=None)
+    summary = summary_of(totals)
     lines = summary_text(summary, totals).splitlines()
     assert [line.split()[0] for line in lines[-11:-1]] == [f"t{i}" for i in range(14, 4, -1)]
     assert lines[-1].split() == ["4", "other", "tables", "10", "0.0%", "4", "0", "B", "0", "B"]
@@ -206,7 +205,7 @@ RUN = {"rows": 120, "misses": "prefetch", "run": "runs/a"}
 
 def short(*records, **more):
     totals = totals_of(*records)
-    return short_text({**run_summary("slipstream", totals, auc=0.75, log_loss=0.4), **more}, totals, **RUN)
+    return short_text(summary_of(totals, "slipstream", **more), totals, **RUN)
 
 
 def test_the_text_of_a_run_is_short():
