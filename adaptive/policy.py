@@ -190,6 +190,10 @@ class InputRule(SkipRule, ABC):
     num_rows: int = 0
     """Rows of all tables. Set before training."""
 
+    rest: int = 0
+    """Batches to be trained as they are, without asking, from the next one on. A rule that does not pay now sets it, so
+    that it costs nothing; the runtime counts it down, saves and restores it."""
+
     seen_inputs: int = 0
     dropped_inputs: int = 0
     weight_sums: tuple[float, float] = 0.0, 0.0
@@ -200,7 +204,7 @@ class InputRule(SkipRule, ABC):
     def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the weight of each sample; 0 drops it.
 
-        Called once per batch, in order, also during `warmup`.
+        Called once per batch, in order, also during `warmup`, but not while the rule rests.
 
         Args:
             batch: as read, without regard to ranks.

@@ -65,8 +65,8 @@ FLAGS = (
     Flag("--lr", "optimizer.lr", "RATE", TRAINING, default="0.05",
          help="Learning rate of the rows. For the dense part: --set dense_optimizer.lr=RATE."),
     Flag("--skip", "skip.rule", "RULE", TRAINING,
-         help="Skip rule, for any policy: off, defer, predicted, updates, inputs, module:Class or file.py:Class, with "
-              "parameters as in defer+at_most=8. Default: the rule of the policy."),
+         help="Skip rule, for any policy: off, defer, predicted, module:Class or file.py:Class, with parameters as in "
+              "defer+at_most=8. Default: the rule of the policy."),
     Flag("--steps", "steps", "BATCHES", TRAINING, default="all data", help="Stop after this many batches."),
     Flag("--epochs", "epochs", "NUMBER", TRAINING, default="1", help="Passes over the training data."),
     Flag("--eval-every", "eval_every", "BATCHES", TRAINING,

@@ -20,32 +20,41 @@ MIDDLES: Final = (np.arange(BINS) + 0.5) / BINS
 FACTORS: Final = 2.0 ** np.arange(0, 8, 0.125)  # that a target may choose: an input of residual 0.5 is kept from 2 on
 LEAST_EFFECTIVE: Final = 0.5  # `effective_share` below which a target skips less
 LEAST_GAIN: Final = 0.5  # share of what random dropping loses that a target must avoid
-LEAST_SKIPPED: Final = 0.02  # share of the inputs: to take batches apart for fewer costs more than it saves
+# To predict, and to take batches apart, costs about a tenth of a step of the default model on two cores. Steps over
+# fewer inputs save more than that only from about this skipped share on. Who names a target wants to skip fewer, too.
+LEAST_SKIPPED: Final = 0.25
+LEAST_OF_TARGET: Final = 0.02
+LEARNS: Final = (
+    0.4  # of the warm-up, its end: the prediction is good enough, and the steps before show what a rule saves
+)
+FADES: Final = 0.95  # share of a residual's count that a batch leaves: predictions get better all the time
+RESTS: Final = 4  # warm-ups between two attempts where too few inputs would go
 
 
 class Predicted(InputRule):
     """Skip predictable inputs, with inverse-probability weights in `Batch.extras["weight"]`.
 
-    The prediction is a logistic regression that learns from every input in the look-ahead. It needs labels from 0 to 1.
-    Where it knows nothing, so that less than 2% would go, nothing is skipped.
+    The prediction is a logistic regression that learns from inputs in the look-ahead. It needs labels from 0 to 1.
+    Where less than a quarter of the inputs would go (2% with a target), skipping does not pay: nothing is skipped, and
+    the rule rests until it tries again.
     Kept inputs fill batches whose size is the kept share of the original one, so a run takes as many steps as without
     skipping, each of them shorter.
 
     Args:
         factor: an input with residual r is kept with probability factor * r, at most 1.
         target_drop: share of the inputs to skip, instead of a factor. Every `warmup` batches the factor is chosen from
-            the residuals since the latest choice. Fewer are skipped if weights would differ too much, and none where
+            the latest residuals. Fewer are skipped if weights would differ too much, and none where
             skipping would hardly be better than at random (`choose_factor`).
         min_keep: the least probability with which an input is kept; 1 / `min_keep` bounds the weights.
         rate: learning rate of the prediction.
-        warmup: batches from which it learns before anything is skipped.
+        warmup: batches before anything is skipped; the prediction learns from their last 40%.
         seed: of the random choice.
 
     Attributes:
         current_factor: the factor in use; 0: nothing is skipped.
     """
 
-    reported = ("current_factor",)
+    reported = ("current_factor", "rest")
 
     def __init__(
         self,
@@ -64,42 +73,45 @@ class Predicted(InputRule):
         self.factor, self.target_drop, self.min_keep = factor, target_drop, min_keep
         self.rate, self.warmup, self.seed = rate, warmup, seed
         self.current_factor = 0.0
-        self._batches = 0
+        self._learns = max(1, round(LEARNS * warmup))
+        self.rest = warmup - self._learns
+        self._next_choice = self._learns  # in so many batches
         self._size = 0  # inputs of the first batch
         self._kept_share = 1.0
-        self._residuals = np.zeros(BINS)  # inputs by residual, since the factor was chosen
+        self._residuals = np.zeros(BINS)  # inputs by residual, earlier ones fade
         self._predictor = ClickPredictor(rate=rate)
 
     def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         self._size = self._size or batch.num_samples
-        if self._batches and self._batches % self.warmup == 0:
+        if not self._next_choice:
             self._choose_factor()
         self.batch_share = max(1, round(self._size * self._kept_share)) / self._size
         if not ((batch.labels >= 0) & (batch.labels <= 1)).all():  # NaN is neither
             raise ValueError("expected labels from 0 to 1, by which `predicted` skips; got others")
         residuals = np.abs(self._predictor.residuals(batch, rows, self.num_rows))
         bins = np.minimum((residuals * BINS).astype(np.int64), BINS - 1)
+        self._residuals *= FADES
         self._residuals += np.bincount(bins, minlength=BINS)
-        self._batches += 1
+        self._next_choice -= 1
         kept = self._probability(residuals.astype(np.float64))
         numbers = self.seen_inputs + np.arange(batch.num_samples)
         return np.where(uniform(numbers, self.seed) < kept, self.batch_share / kept, 0.0)
 
     def _choose_factor(self) -> None:
-        """Choose the factor and the size of batches by the residuals of the latest `warmup` batches.
+        """Choose the factor and the size of batches by the latest residuals.
 
-        The size changes by 5% or more: shapes that change slow a step down. Where hardly any input would be skipped,
-        none is, and batches stay as they are.
+        The size changes by 5% or more: shapes that change slow a step down.
         """
         counts = self._residuals / self._residuals.sum()
-        self._residuals[:] = 0
         if self.target_drop is None:
             self.current_factor = self.factor
         else:
             self.current_factor = choose_factor(counts, self.target_drop, self.min_keep)
         share = float(counts @ self._probability(MIDDLES))
-        if share > 1 - LEAST_SKIPPED:
+        self._next_choice = self.warmup
+        if share > 1 - (LEAST_SKIPPED if self.target_drop is None else LEAST_OF_TARGET):
             self.current_factor, self._kept_share = 0.0, 1.0
+            self.rest, self._next_choice = RESTS * self.warmup, self._learns
         elif abs(share - self._kept_share) > 0.05 * self._kept_share:
             self._kept_share = share
 
@@ -111,7 +123,7 @@ class Predicted(InputRule):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
-            "batches": np.array([self._batches]),
+            "next_choice": np.array([self._next_choice]),
             "shares": np.array([self.current_factor, self._kept_share]),
             "residuals": self._residuals.copy(),
             **self._predictor.state_dict(),
@@ -119,7 +131,7 @@ class Predicted(InputRule):
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
-        (self._batches,) = map(int, state["batches"])
+        (self._next_choice,) = map(int, state["next_choice"])
         self.current_factor, self._kept_share = map(float, state["shares"])
         self._residuals[:] = state["residuals"]
         self._predictor.load_state_dict(state)

@@ -18,6 +18,7 @@ from adaptive import (
     Adagrad,
     Batch,
     ClickPredictor,
+    InputRule,
     Policy,
     SkipConfig,
     TableConfig,
@@ -160,26 +161,26 @@ def test_a_factor_is_chosen_by_what_is_lost() -> None:
 
 
 def test_predictable_inputs_go_and_the_number_of_steps_stays() -> None:
-    rule = Predicted(factor=3, warmup=25)
-    batches = kept_batches(rule, easy_batches(400))
+    rule = Predicted(factor=3, warmup=100)
+    batches = kept_batches(rule, easy_batches(800))
     assert 0.5 < rule.dropped_inputs / rule.seen_inputs < 0.9
     assert sum(batch.num_samples for batch in batches) == rule.seen_inputs - rule.dropped_inputs
-    assert 0.9 < len(batches) / 400 < 1.1
+    assert 0.8 < len(batches) / 800 < 1.1
     sizes = [batch.num_samples for batch in batches]
-    assert sizes[:25] == [64] * 25 and len(set(sizes)) < 16
-    weights = np.concatenate([batch.extras["weight"] for batch in batches[100:]])
-    assert weights.mean() == pytest.approx(1, abs=0.05) and 0.2 < rule.effective_share < 1
-    clicks = np.concatenate([batch.labels for batch in batches[100:]])
+    assert sizes[:100] == [64] * 100 and len(set(sizes)) < 16
+    weights = np.concatenate([batch.extras["weight"] for batch in batches[200:]])
+    assert weights.mean() == pytest.approx(1, abs=0.06) and 0.2 < rule.effective_share < 1
+    clicks = np.concatenate([batch.labels for batch in batches[200:]])
     assert (clicks * weights).mean() == pytest.approx(0.075, abs=0.01) and clicks.mean() > 0.1
 
 
 def test_a_restored_rule_continues_as_the_one_that_went_through() -> None:
     batches = [*easy_batches(90)]
-    whole, first, second = (Predicted(warmup=10) for _ in range(3))
+    whole, first, second = (Predicted(factor=1, warmup=10) for _ in range(3))
     kept_batches(whole, iter(batches[:50]))
     kept_batches(first, iter(batches[:50]))
     second.load_state_dict({name: array.copy() for name, array in first.state_dict().items()})
-    second.seen_inputs = first.seen_inputs
+    second.seen_inputs, second.rest = first.seen_inputs, first.rest
     expected, got = kept_batches(whole, iter(batches[50:])), kept_batches(second, iter(batches[50:]))
     assert [batch.ids.tolist() for batch in got] == [batch.ids.tolist() for batch in expected]
     np.testing.assert_array_equal(got[-2].extras["weight"], expected[-2].extras["weight"])
@@ -230,7 +231,7 @@ def trained_rows(
     torch.manual_seed(0)
     table = TableConfig(name="x", num_embeddings=ROWS, embedding_dim=4)
     tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead", plan_threads=threads)
-    skip = SkipConfig(rule="predicted+factor=2+warmup=8")
+    skip = SkipConfig(rule="predicted+factor=1+warmup=8")
     batches = [replace(batch, features=("x",)) for batch in easy_batches(60, size=16)]
     with TieredEmbeddingBag([table], tier, policy=policy, skip=skip, optimizer=Adagrad(lr=0.1)) as embeddings:
         model = Linear()
@@ -269,3 +270,37 @@ def test_look_aheads_in_turn_end_like_others(depth: int) -> None:
     """What fills no batch when a look-ahead ends is dropped, however far it has read."""
     in_turn = trained_rows("lfu", "60%", depth, 0, stop=21)
     np.testing.assert_array_equal(in_turn, trained_rows("lfu", "60%", 0, 1, stop=21))
+
+
+def test_nothing_is_asked_before_the_end_of_the_warm_up_nor_where_too_few_would_go() -> None:
+    """Of 10 batches of warm-up the rule sees the last 4; labels are coin flips, so it rests for the next 40."""
+    random = np.random.default_rng(5)
+    batches = [batch_of(random.integers(0, ROWS, 256), random.random(256) < 0.5) for _ in range(110)]
+    rule, asked = Predicted(warmup=10), []
+    keep = rule.keep
+
+    def counted(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        asked.append(next(n for n, one in enumerate(batches) if one is batch))
+        return keep(batch, rows)
+
+    rule.keep = counted  # type: ignore[method-assign]
+    kept = kept_batches(rule, iter(batches))
+    assert asked == [6, 7, 8, 9, 10, 51, 52, 53, 54, 95, 96, 97, 98]
+    assert all(one is other for one, other in zip(kept, batches, strict=True))
+    assert rule.seen_inputs == 110 * 256 and rule.dropped_inputs == 0 and rule.rest == 29
+
+
+def test_what_fills_no_batch_is_trained_when_a_rule_goes_to_rest() -> None:
+    """Every second sample of 3 batches of 4 is kept, then the rule rests for one batch: 4, 2, and the batch itself."""
+
+    class Half(InputRule):
+        batch_share = 1.0
+
+        def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+            self.rest = int(batch.ids[0] == 8)
+            return np.array([2.0, 0, 2, 0])
+
+    batches = [batch_of(np.arange(first, first + 4), np.zeros(4)) for first in (0, 4, 8, 12, 16)]
+    kept = kept_batches(Half(), iter(batches), (20,))
+    assert [batch.ids.tolist() for batch in kept] == [[0, 2, 4, 6], [8, 10], [12, 13, 14, 15], [16, 18]]
+    assert [batch.extras.get("weight", np.ones(0)).tolist() for batch in kept] == [[2] * 4, [1] * 2, [], [1] * 2]

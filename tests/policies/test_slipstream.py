@@ -18,13 +18,18 @@ from adaptive.policies.slipstream import DeferAndPredict, Slipstream
 from adaptive.training.trainer import Trainer
 
 
-class Eager(Slipstream):
-    """Skips early and much."""
+class Both(DeferAndPredict):
+    """Both rules, which skip early and much."""
 
     def __init__(self) -> None:
-        super().__init__()
-        assert isinstance(self.rule, DeferAndPredict)
-        self.rule.warmup, self.rule.factor, self.rule.rows = 8, 1.5, Waits(most=5)
+        Predicted.__init__(self, factor=1, warmup=8)
+        self.rows = Waits(most=5)
+        self.begin("adagrad")
+
+
+class Eager(Slipstream):
+    def __init__(self) -> None:
+        self.rule = Both()
 
 
 def train(
@@ -68,7 +73,7 @@ def test_rows_wait_and_inputs_are_dropped_wherever_rows_are() -> None:
 
 def test_its_inputs_are_those_that_predicted_keeps() -> None:
     """Deferral does not change which inputs are kept."""
-    alone = Predicted(factor=1.5, warmup=8)
+    alone = Predicted(factor=1, warmup=8)
     both = Eager().rule
     assert isinstance(both, InputRule)
     for one, other in zip(*(kept_batches(rule, skewed_batches()) for rule in (alone, both)), strict=True):

@@ -31,8 +31,8 @@ How = Literal["kill", "stop"]
 SKIP = {"interval": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 4}
 RULES = {
     "defer": "defer+warmup=2",
-    "predicted": "predicted+factor=2+warmup=4",
-    "in turn": "predicted+factor=2+warmup=4",  # by a rule that reads ahead of the training thread, which plans
+    "predicted": "predicted+factor=1+warmup=4",
+    "in turn": "predicted+factor=1+warmup=4",  # by a rule that reads ahead of the training thread, which plans
 }
 """Skip rules next to `lfu`."""
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -197,18 +197,34 @@ class PolicyCaller:
         refill, size, has_dropped = Refill(), 0, False
         for batch in source:
             size = size or batch.num_samples
+            if rule.rest:
+                rule.rest -= 1
+                self._count_inputs(rule, np.ones(batch.num_samples))
+                yield from self._rest_of(refill, has_dropped=has_dropped)
+                yield batch
+                continue
             weights = self._weights(rule, batch, rows_of_inputs(batch))
             chosen = weights > 0
             kept = weights[chosen]
             has_dropped |= len(kept) < len(weights)
-            rule.seen_inputs += len(weights)
-            rule.dropped_inputs += len(weights) - len(kept)
-            total, squares = rule.weight_sums
-            rule.weight_sums = total + float(kept.sum()), squares + float(kept @ kept)
+            self._count_inputs(rule, weights)
             refill.size = max(1, round(size * rule.batch_share))
             # Without weights of its own, a batch keeps the loss that it has without a rule, bit for bit.
             yield from refill.add(batch if (kept == 1).all() else weighted(batch, weights), chosen)
-        for batch in refill.rest():  # a smaller batch counts less: its samples have the weight of all others
+        yield from self._rest_of(refill, has_dropped=has_dropped)
+
+    @staticmethod
+    def _count_inputs(rule: InputRule, weights: NDArray[np.float64]) -> None:
+        kept = weights[weights > 0]
+        rule.seen_inputs += len(weights)
+        rule.dropped_inputs += len(weights) - len(kept)
+        total, squares = rule.weight_sums
+        rule.weight_sums = total + float(kept.sum()), squares + float(kept @ kept)
+
+    @staticmethod
+    def _rest_of(refill: Refill, *, has_dropped: bool) -> Iterator[Batch]:
+        """Yield the samples that fill no batch as a smaller one, which counts less: each sample counts as others do."""
+        for batch in refill.rest():
             share = batch.num_samples / refill.size
             yield weighted(batch, np.full(batch.num_samples, share)) if has_dropped else batch
 

@@ -99,7 +99,9 @@ def learn_sizes(rows, norms, due_visits, row_entries, sizes):
     """
     num_now = rows.size - due_visits.size
     for i in range(rows.size):
-        entry = row_entries[rows[at(i)]] - 1
+        if i + AHEAD < rows.size:  # most of the time goes into misses of the cache
+            prefetch_item(row_entries, rows[at(i + AHEAD)])
+        entry = row_entries[at(rows[at(i)])] - 1
         if entry < 0:
             continue
         norm, visits = norms[0, at(i)], 1

@@ -48,7 +48,7 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
         of_rule = _checked(rule, embeddings.runtime.ask_policy(f"{OF_RULE}state_dict", rule.state_dict))
         state |= {OF_RULE + name: array for name, array in of_rule.items()}
         if isinstance(rule, InputRule):
-            state[INPUTS] = np.array([rule.seen_inputs, rule.dropped_inputs, *rule.weight_sums])
+            state[INPUTS] = np.array([rule.rest, rule.seen_inputs, rule.dropped_inputs, *rule.weight_sums])
     return state
 
 
@@ -72,9 +72,9 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
         if (rule := policy.rule) is not None:
             embeddings.runtime.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
         if isinstance(rule, InputRule) and INPUTS in state:
-            seen, dropped, *sums = state[INPUTS].tolist()
-            rule.seen_inputs, rule.dropped_inputs = int(seen), int(dropped)
-            rule.weight_sums = sums[0], sums[1]
+            *counts, total, squares = state[INPUTS].tolist()
+            rule.rest, rule.seen_inputs, rule.dropped_inputs = map(int, counts)
+            rule.weight_sums = total, squares
         taken = policy_state(embeddings)
     except (PolicyError, ValueError) as error:
         raise CheckpointError(f"{error} ({where}). Use the version of the policy that saved this checkpoint") from error

@@ -232,6 +232,7 @@ def table_counts(
 
 
 IN_PARTS: Final = "in_parts_share"  # share of batches trained in parts
+RESTS: Final = "rule.rest"  # batches for which the input rule is not asked yet
 WAITED: Final = "waited_share"  # share of these in which training waited for rows between two parts
 
 
@@ -281,9 +282,13 @@ class RunTotals:
                 self.uncounted_ms[stage] = self.uncounted_ms.get(stage, 0.0) + mean * steps
         if is_counted:
             skips = read > samples or any(counts.skipped_updates for counts in record.tables.values())
-            total_read, total_seconds = self.skipping_speed if skips else self.plain_speed
-            speed = total_read + read, total_seconds + seconds
-            self.plain_speed, self.skipping_speed = (self.plain_speed, speed) if skips else (speed, self.skipping_speed)
+            # A rule that works without skipping anything is slower than none: no speed to compare with.
+            if skips or record.policy.get(RESTS, 1):
+                total_read, total_seconds = self.skipping_speed if skips else self.plain_speed
+                speed = total_read + read, total_seconds + seconds
+                self.plain_speed, self.skipping_speed = (
+                    (self.plain_speed, speed) if skips else (speed, self.skipping_speed)
+                )
         else:
             counted = self.uncounted or (0, 0.0, 0.0, 0)
             self.uncounted = (counted[0] + read, counted[1] + seconds, counted[2] + cpu_seconds, counted[3] + steps)
