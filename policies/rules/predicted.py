@@ -52,9 +52,10 @@ class Predicted(InputRule):
 
     Attributes:
         current_factor: the factor in use; 0: nothing is skipped.
+        skippable_share: share of the inputs that would go, as of the latest choice; 0 before the first one.
     """
 
-    reported = ("current_factor", "rest")
+    reported = ("current_factor", "rest", "skippable_share")
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Predicted(InputRule):
         check_range(1, warmup=warmup)
         self.factor, self.target_drop, self.min_keep = factor, target_drop, min_keep
         self.rate, self.warmup, self.seed = rate, warmup, seed
-        self.current_factor = 0.0
+        self.current_factor = self.skippable_share = 0.0
         self._learns = max(1, round(LEARNS * warmup))
         self.rest = warmup - self._learns
         self._next_choice = self._learns  # in so many batches
@@ -109,6 +110,7 @@ class Predicted(InputRule):
             self.current_factor = choose_factor(counts, self.target_drop, self.min_keep)
         share = float(counts @ self._probability(MIDDLES))
         self._next_choice = self.warmup
+        self.skippable_share = 1 - share
         if share > 1 - (LEAST_SKIPPED if self.target_drop is None else LEAST_OF_TARGET):
             self.current_factor, self._kept_share = 0.0, 1.0
             self.rest, self._next_choice = RESTS * self.warmup, self._learns
@@ -124,7 +126,7 @@ class Predicted(InputRule):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
             "next_choice": np.array([self._next_choice]),
-            "shares": np.array([self.current_factor, self._kept_share]),
+            "shares": np.array([self.current_factor, self._kept_share, self.skippable_share]),
             "residuals": self._residuals.copy(),
             **self._predictor.state_dict(),
         }
@@ -132,7 +134,7 @@ class Predicted(InputRule):
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
         (self._next_choice,) = map(int, state["next_choice"])
-        self.current_factor, self._kept_share = map(float, state["shares"])
+        self.current_factor, self._kept_share, self.skippable_share = map(float, state["shares"])
         self._residuals[:] = state["residuals"]
         self._predictor.load_state_dict(state)
 

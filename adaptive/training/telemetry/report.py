@@ -170,7 +170,7 @@ def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str
             f"{count_text(summary.saturated_rows)} of {count_text(summary.watched_rows)} popular rows: an update "
             "moves them by less than 5% of their length"
         ]
-    facts["skipped"] = _skipped_facts(summary)
+    facts["skipped"] = _skipped_facts(summary, totals)
     facts["speed"] = _speed_facts(summary, totals)
     if facts["skipped"]:
         policies = ",".join(dict.fromkeys(("lfu", summary.policy)))
@@ -198,7 +198,7 @@ def _placement(summary: RunSummary, totals: RunTotals, rows: int, misses: str) -
     ]
 
 
-def _skipped_facts(summary: RunSummary) -> list[str]:
+def _skipped_facts(summary: RunSummary, totals: RunTotals) -> list[str]:
     skipped, deferred = summary.skipped_update_share or 0.0, summary.deferred_update_share or 0.0
     facts = []
     if deferred:
@@ -207,6 +207,8 @@ def _skipped_facts(summary: RunSummary) -> list[str]:
         facts.append(f"{percent_text(skipped - deferred)} of row updates were dropped")
     if share := summary.skipped_input_share:
         facts.append(f"{percent_text(share)} of the samples were left out")
+    elif would_go := totals.policy.get("rule.skippable_share"):
+        facts.append(f"no samples were left out: {percent_text(would_go)} could be, which costs more than it saves")
     return facts
 
 

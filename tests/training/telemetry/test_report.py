@@ -242,3 +242,17 @@ def test_without_skipping_nothing_is_said_about_it():
     text = short(interval(10), interval(20))
     assert "speed       1,000 samples read per second\n" in text
     assert not any(word in text for word in ("saturated", "skipped", "quality", "skipping"))
+
+
+def test_a_rule_that_rests_is_the_control():
+    """Intervals in which it works and skips nothing count in no speed; they are slower than those without a rule."""
+    works = interval(30, samples_read=3000, samples_per_s=500.0, policy={"rule.rest": 0.0})
+    skips = interval(40, samples_read=5000, samples_per_s=3000.0, policy={"rule.rest": 0.0})
+    records = [interval(step, policy={"rule.rest": 60.0 - step}) for step in (10, 20)]
+    text = short(*records, works, skips, skipped_input_share=0.25)
+    assert "speed       3,000 samples/s since skipping began, 1,000 before: 3.0 times as fast\n" in text
+
+
+def test_a_rule_that_would_skip_too_little_is_told():
+    text = short(interval(10), interval(20, policy={"rule.rest": 5.0, "rule.skippable_share": 0.125}))
+    assert "no samples were left out: 12.5% could be, which costs more than it saves\n" in text
