@@ -572,52 +572,12 @@ def numbered(batch_ids: Int64s, offsets: Int64s, samples: int, starts: Sequence[
     ]
 
 
-def row_counts(lookups: Sequence[Sequence[Sequence[int]]], num_rows: int, chosen: Sequence[bool]) -> Int64s:
-    """(num_rows,) how often each row is looked up by the chosen samples."""
-    counts = np.zeros(num_rows, np.int64)
-    for feature in lookups:
-        for sample, bag in enumerate(feature):
-            for row in bag if chosen[sample] else ():
-                counts[row] += 1
-    return counts
-
-
 def hot_inputs(lookups: Sequence[Sequence[Sequence[int]]], hot: set[int]) -> list[bool]:
     """Which samples look up hot rows only."""
     return [all(row in hot for feature in lookups for row in feature[s]) for s in range(len(lookups[0]))]
 
 
-def known_from(batches: Sequence[set[int]], before: int) -> float:
-    """Share of the batches' distinct rows that one of so many batches before had, too."""
-    known = sum(len(rows & set().union(*batches[max(k - before, 0) : k])) for k, rows in enumerate(batches))
-    return known / sum(map(len, batches))
-
-
 # --- bytes between ranks -----------------------------------------------------------------------------------------
-
-
-def owner_of(table: str, index: int, size: int) -> int:
-    """The rank that owns a row: 65,536 buckets, dealt out in equal runs."""
-    key = int.from_bytes(hashlib.blake2b(table.encode(), digest_size=8).digest(), "little")
-    bucket = (40503 * index + mix((key + (index >> 16) * GOLDEN) % WORD)) % 65_536
-    return bucket * size // 65_536
-
-
-def asked_rows(batch: Batch, tables: Sequence[str], blocks: int, size: int) -> list[list[int]]:
-    """[asker][owner] -> rows asked for in one batch: of each block every distinct row once. `tables`: of each feature,
-    in order; each bag is of one feature."""
-    found = [[0] * size for _ in range(size)]
-    for rank in range(size):
-        for block in range(rank * blocks // size, (rank + 1) * blocks // size):
-            rows = set()
-            for sample in range(block * batch.num_samples // blocks, (block + 1) * batch.num_samples // blocks):
-                for feature, table in enumerate(tables):
-                    bag = feature * batch.num_samples + sample
-                    ids = batch.ids[batch.offsets[bag] : batch.offsets[bag + 1]].tolist()
-                    rows |= {(table, index) for index in ids}
-            for table, index in rows:
-                found[rank][owner_of(table, index, size)] += 1
-    return found
 
 
 # --- the prediction by which inputs are skipped ------------------------------------------------------------------

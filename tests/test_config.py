@@ -12,7 +12,6 @@ from adaptive.config import (
     Config,
     OptimizerConfig,
     ScheduleConfig,
-    SkipConfig,
     TableConfig,
     TierConfig,
     TrainConfig,
@@ -94,13 +93,6 @@ def test_per_cent_are_rounded_up_and_never_too_many(rows: int, percent: int) -> 
 
 
 @every_config
-def test_unknown_keys_are_errors(model: type[Config]) -> None:
-    with pytest.raises(ValidationError) as caught:
-        model.model_validate({"surprise": 1})
-    assert ("surprise",) in [error["loc"] for error in caught.value.errors() if error["type"] == "extra_forbidden"]
-
-
-@every_config
 def test_a_misspelt_key_is_told_with_the_nearest_one(model: type[Config]) -> None:
     """In our words: pydantic's own have a link to its pages, and no name that may have been meant."""
     name = max(model.model_fields, key=len)
@@ -128,35 +120,13 @@ def test_every_setting_has_a_description(model: type[Config]) -> None:
         assert setting.description or nested, f"{model.__name__}.{name}"
 
 
-def test_unknown_keys_deep_inside_are_named_by_their_path() -> None:
-    with pytest.raises(ValidationError) as caught:
-        TrainConfig.model_validate({"tier": {"device_row": "5%"}, "depth": -1, "optimizer": {"name": "lion"}})
-    assert {error["loc"] for error in caught.value.errors()} == {
-        ("tier", "device_row"),
-        ("depth",),
-        ("optimizer", "name"),
-    }
-
-
-@pytest.mark.parametrize("model", [TierConfig, SkipConfig, OptimizerConfig, TrainConfig])
-def test_settings_do_not_change(model: type[Config]) -> None:
-    config = model()
-    name = next(iter(model.model_fields))
-    with pytest.raises(ValidationError, match="frozen"):
-        setattr(config, name, getattr(config, name))
-
-
 @pytest.mark.parametrize(
     ("model", "values"),
     [
-        (TableConfig, {"num_embeddings": 0}),
-        (TableConfig, {"embedding_dim": 0}),
         (TableConfig, {"embedding_dim": 4097}),
         (TableConfig, {"pooling": "max"}),
-        (TableConfig, {"init_bound": -0.1}),
         (TableConfig, {"init_bound": float("inf")}),
         (TableConfig, {"keys": "int32"}),
-        (TableConfig, {"admit": 0}),
         (TableConfig, {"admit": 256}),
         (TableConfig, {"expire": 0}),
         (TableConfig, {"expire": True}),
@@ -168,18 +138,8 @@ def test_settings_do_not_change(model: type[Config]) -> None:
         (TierConfig, {"host": "mmap:"}),
         (TierConfig, {"host": "disk"}),
         (TierConfig, {"device": "tpu"}),
-        (TierConfig, {"eviction_share": 1.1}),
-        (TierConfig, {"max_candidates": 0}),
-        (SkipConfig, {"interval": 0}),
-        (SkipConfig, {"min_accesses": 0}),
-        (SkipConfig, {"feedback_delay": -1}),
-        (OptimizerConfig, {"lr": 0.0}),
         (OptimizerConfig, {"lr": float("nan")}),
-        (OptimizerConfig, {"beta1": 1.0}),
-        (OptimizerConfig, {"eps": -1e-8}),
-        (TrainConfig, {"batch_size": 0}),
         (TrainConfig, {"depth": 65}),
-        (TrainConfig, {"seed": -1}),
     ],
 )
 def test_values_out_of_bounds(model: type[Config], values: dict[str, Any]) -> None:

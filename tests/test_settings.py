@@ -66,13 +66,6 @@ def test_order_flag_set_environment_file_default(tmp_path: Path) -> None:
     assert origins["log_every"] == "default"
 
 
-@pytest.mark.parametrize("size", ["5000", "10%", "512MiB", "2GB", "auto"])
-def test_sizes(size: str) -> None:
-    assert load_settings(sets=[f"tier.device_rows={size}"])[0].tier.device_rows == size
-    assert load_settings(flags={"tier.device_rows": size})[0].tier.device_rows == size
-    assert load_settings(environ={"ADAPTIVE_TIER__DEVICE_ROWS": size})[0].tier.device_rows == size
-
-
 def test_file_as_toml_with_sections_and_as_json(tmp_path: Path) -> None:
     toml = write(tmp_path / "a.toml", '[tier]\ndevice_rows = 5000\nhost = "mmap:/x"\n[skip]\nfeedback_delay = 2\n')
     config, origins = load_settings(file=toml)
@@ -230,11 +223,6 @@ def test_one_mistake_is_one_line(mine: str, sets: str, flags: dict[str, str], pa
     (line,) = mistakes(sets=[sets], flags={name: mine if text == MINE else text for name, text in flags.items()})
     assert line.startswith(parts[0]) or (sets == "skip=yes" and parts[0] in line)
     assert line.endswith(parts[-1]) or len(parts) == 1
-
-
-def test_unknown_policy_has_a_hint() -> None:
-    with pytest.raises(PolicyError, match=r"no policy 'slipstraem'; known: .*; did you mean slipstream\?"):
-        load_settings(flags={"policy": "slipstraem"})
 
 
 def test_unknown_policy_is_listed_with_other_mistakes() -> None:

@@ -1,7 +1,5 @@
 """Links, devices, depth and size: refused at once, by name; nothing is written through a link."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -69,36 +67,6 @@ def test_a_run_without_its_vocabulary_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run/vocabulary").exists()
 
 
-BIG: Final = {
-    "batch_size": 10**18, "eval_batch_size": 2**70, "steps": 2**70, "skip.interval": 10**18, "skip.min_accesses": 2**70,
-    "model.top_mlp": [10**9, 1], "model.bottom_mlp": [4] * 5000,
-    "data": "csv:a\0b", "out": "a\0b", "data.schema_path": "a\0b", "tier.host": "mmap:a\0b",
-    "tier.device_rows": "\N{ARABIC-INDIC DIGIT THREE}%", "epochs": 2**70, "policy": "lru\0",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("key", BIG)
-def test_settings_that_nobody_means_are_refused(tmp_path: Path, key: str) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({key: BIG[key]}))
-    with at_once(), pytest.raises((ConfigError, ValueError), match=key.rpartition(".")[2].replace("_", ".")):
-        load_settings(file=tmp_path / "a.json")
-
-
-def test_a_header_of_300_000_columns(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_text("y," + ",".join(f"c{n}" for n in range(300_000)) + "\n1\n")
-    (tmp_path / "s.toml").write_text('label = {column = "y"}\ncategorical = [{columns = ["c*"]}]\n')
-    with at_once(), pytest.raises(ConfigError, match=r"of at most 10,000 columns, got 1[0-9]{2},[0-9]{3}"):
-        open_csv(str(tmp_path / "data.csv"), DataOptions(schema_path=tmp_path / "s.toml"), None)
-
-
-@pytest.mark.parametrize("text", ["9" * 1_000_000, "-" + "9" * 1_000_000, "1e999", "0x" + "f" * 1_000_000])
-def test_a_number_of_a_million_digits_in_a_schema(tmp_path: Path, text: str) -> None:
-    (tmp_path / "s.toml").write_text(f'[[categorical]]\ncolumns = ["c"]\nkind = "int"\nnum_embeddings = {text}\n')
-    with at_once(), pytest.raises(ConfigError, match=r"s\.toml|num_embeddings") as caught:
-        load_schema(tmp_path / "s.toml")
-    assert len(str(caught.value)) < 2000
-
-
 UNREADABLE: Final = {
     "zero": "/dev/zero",
     "memory": "/proc/self/mem",
@@ -120,18 +88,3 @@ def test_what_the_system_refuses_is_told_with_its_name(kind: str) -> None:
         with at_once():
             message = told(read, codes=(2, 3, 4, 6), names=str(path)[:40])
         assert message is not None
-
-
-@pytest.mark.parametrize("load", [load_schema, lambda path: load_settings(file=path)], ids=["schema", "settings"])
-def test_toml_of_many_dotted_keys_is_refused(tmp_path: Path, load: Callable[[Path], object]) -> None:
-    """tomllib takes more than a minute for 400 KB of them."""
-    (tmp_path / "s.toml").write_text(".".join("a" * 200_000) + " = 1\n")
-    with at_once(), pytest.raises(ConfigError, match="expected at most 262,144 bytes, got 400,003"):
-        load(tmp_path / "s.toml")
-
-
-def test_a_schema_of_2_to_the_40_rows(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('[[categorical]]\ncolumns = ["c"]\nkind = "int"\nnum_embeddings = 1099511627776\n')
-    with pytest.raises(ConfigError, match=r"num_embeddings") as caught:
-        load_schema(tmp_path / "s.toml")
-    assert "pydantic" not in str(caught.value)

@@ -1,5 +1,5 @@
-"""A machine that gives out: no threads, no address space, small disks, a directory that is gone or read-only, files of
-rows that fail. The run ends with its exit code or continues; resumed, it comes to the same numbers."""
+"""A machine that gives out: no threads, small disks, files of rows that fail. The run ends with its exit code or
+continues; resumed, it comes to the same numbers."""
 
 import _thread
 import ctypes
@@ -20,12 +20,9 @@ from support.attacks import Campaign, attack
 from support.failing_calls import CAN_FAIL, READING, WRITING, fail
 from support.forked import Nursery, trained
 from support.interrupted import POLICIES, config_of, interrupted, resume_run, run, small_world
-from support.toy_runs import Hooked, in_model
 from test_faults import SETTINGS, after_a_checkpoint, goes_on, warm
-from torch import Tensor
 
 from adaptive.embeddings.tiers.host_file import FileHost
-from adaptive.errors import OutputError
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.training.components import first_batches
 from adaptive.training.runs import resuming
@@ -161,41 +158,6 @@ def test_rows_in_files_on_a_disk_of_64_kib_to_enough(tmp_path: Path, nursery: Nu
         assert code == 0 or f"rows in {tmp_path / 'disk'}: [Errno 28]" in log.read_text(), log.read_text()
         assert code == 0 or kib < 300
         goes_on(nursery, out, is_whole=code == 0, settings=settings)
-
-
-@pytest.mark.parametrize("what", ["gone", "renamed"])
-def test_a_directory_that_goes_away(tmp_path: Path, what: str) -> None:
-    out = tmp_path / "run"
-
-    def away(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
-        if model.training and model.calls == 3 and out.exists():
-            shutil.rmtree(out) if what == "gone" else out.rename(tmp_path / "elsewhere")
-
-    with small_world(num_train=256) as patch:
-        in_model(patch, away)
-        with pytest.raises(OutputError, match=str(out)):
-            run(out, config_of("lru", save_every=4, tensorboard=True))
-        in_model(patch, lambda model, dense, pooled: None)
-
-
-@can_be_nobody
-def test_a_directory_that_becomes_read_only(open_folder: Path, nursery: Nursery) -> None:
-    campaign = Campaign("read-only", 1)
-    warm(nursery, open_folder)
-    for seed, _ in campaign.tries():
-        out, log, behind = open_folder / f"run{seed}", open_folder / f"{seed}.log", 1 + seed % 2
-        code = nursery.start(read_only, behind, str(out), str(log)).ended()
-        campaign.came(f"exit {code}")
-        assert code == 6 and str(out) in log.read_text(), (behind, log.read_text())
-        os.chmod(out, 0o755)
-        goes_on(nursery, out, is_whole=False)
-
-
-def read_only(behind: int, out: str, log: str) -> None:
-    """In a child: nothing can be made in the run's directory any more."""
-    become_nobody(Path(out).parent)
-    after_a_checkpoint(lambda: os.chmod(out, 0o555), behind)
-    trained(out, SETTINGS, False, log)
 
 
 def rows_in_files(policy: str, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Policies that raise, hang, lie, exit or meddle in every hook: exit code 9, policy and hook named, or no effect."""
 
-import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,9 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.attacks import attack
-from support.forked import Nursery, trained
 from support.interrupted import SKIP, small_world
-from support.skip_rules import LeaveOut, everything
 from support.toy import toy_config
 
 from adaptive.batch import Batch
@@ -206,67 +202,12 @@ def test_seeding_torch_anew_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         train(monkeypatch, tmp_path / "run", Reseeds)
 
 
-class SaturatesAll(LRU):
-    def __init__(self) -> None:
-        self.rule = LeaveOut(everything)
-
-
-def test_a_rule_for_which_every_row_is_saturated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are still change what dense layers learn; that is no fault."""
-    with small_world():
-        found = train(monkeypatch, tmp_path / "run", SaturatesAll)
-        honest = train(monkeypatch, tmp_path / "honest", LRU)
-    assert 0 < found["skipped_update_share"] < 1 and honest["skipped_update_share"] == 0
-    assert (found["steps"], found["samples"]) == (honest["steps"], honest["samples"])
-    assert weights_of(tmp_path / "run") != weights_of(tmp_path / "honest")
-
-
-class Ends(LRU):
-    def score(self, rows: RowStats) -> NDArray[Any]:
-        os._exit(0)
-
-
-def trained_under_ends(out: str, log: str) -> None:
-    """In a child."""
-    from adaptive.training import components
-
-    components.make_policy = lambda spec, options: Ends()  # type: ignore[attr-defined]
-    trained(out, SMALL, False, log)
-
-
-def test_a_run_that_a_policy_exits_is_not_finished(tmp_path: Path, nursery: Nursery) -> None:
-    assert nursery.start(trained_under_ends, str(tmp_path / "run"), str(tmp_path / "log")).ended() == 0
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    assert record["status"] == "running" and "summary" not in record
-    assert not (tmp_path / "run/weights").exists()
-
-
 class Reports(LRU):
     reported = ("number",)
 
     @property
     def number(self) -> float:
         raise RuntimeError("no number")
-
-
-def test_a_reported_number_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        small_world(),
-        pytest.raises(
-            PolicyError,
-            match=r"policy Reports\.reported: expected names of numeric attributes, got RuntimeError: no number",
-        ),
-    ):
-        train(monkeypatch, tmp_path / "run", Reports)
-
-
-@pytest.mark.parametrize("code", ["raise SystemExit(0)", "import sys; sys.exit()", "raise GeneratorExit", "1 / 0"])
-def test_a_file_that_exits_when_it_is_loaded(tmp_path: Path, code: str) -> None:
-    from adaptive.plugins import load_policy_class
-
-    (tmp_path / "bad.py").write_text(code)
-    with pytest.raises(PolicyError, match=r"bad\.py"):
-        load_policy_class(f"{tmp_path / 'bad.py'}:Mine")
 
 
 def test_the_text_of_an_error_reaches_no_terminal_as_codes() -> None:

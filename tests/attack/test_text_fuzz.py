@@ -10,11 +10,8 @@ from support.attacks import Campaign, attack
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.rows.data_files import find_files
-from adaptive.data.rows.rejects import RejectLog
-from adaptive.data.rows.row_source import Block, Column, RowFormat
+from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.text.delimited import open_criteo
-from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import InputError
 
 pytestmark = attack
@@ -104,45 +101,3 @@ def test_a_criteo_file_whose_first_line_has_no_label(tmp_path: Path) -> None:
         InputError, match=r"expected a label column to train with, got a first line without one\. Correct"
     ):
         next(dataset.train(1))
-
-
-def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at = 0
-
-    class Counting(bytearray):
-        def rfind(self, sought: bytes, start: int, stop: int) -> int:  # type: ignore[override]
-            nonlocal looked_at
-            looked_at += stop - start
-            return super().rfind(sought, start, stop)
-
-    form = RowFormat(FORMATS["criteo"].columns, max_line_bytes=1 << 26)
-    (tmp_path / "data").write_bytes(b"0" * (1 << 26) + b"1\n1\t\t\n")
-    with monkeypatch.context() as counted:
-        counted.setattr("adaptive.data.text.text_reader.bytearray", Counting, raising=False)
-        actual, caught = text_twin.read_all(tmp_path / "data", form)
-    assert ([row.line for row in actual], caught) == ([2], [(1, "overlong")])
-    assert 1 << 26 < looked_at < (1 << 26) + (1 << 20)  # each byte once, not with every chunk
-    monkeypatch.setattr("adaptive.data.rows.rejects.MOST_WRITTEN", 1000)
-    (tmp_path / "empty").write_bytes(b"\n" * 5000 + b"1\t\t\n")
-    log = RejectLog(("empty",), DataOptions(max_bad_fraction=1, max_bad_label_fraction=1), tmp_path)
-    block = Block.empty(form, 10)
-    files = find_files(str(tmp_path / "empty"))
-    with TextSource(files, files, (form,), log, 64).reader([0]) as reader:
-        assert reader.read(block) == 1
-    assert log.counts == {"empty": 5000}
-    assert len((tmp_path / "rejects.jsonl").read_bytes().splitlines()) == 1000
-
-
-def test_a_name_that_no_terminal_can_show(tmp_path: Path) -> None:
-    import os
-
-    name = os.fsdecode(os.fsencode(str(tmp_path)) + b"/a\n\x1b[31m\xff.csv")
-    Path(name).write_bytes(b"bad\n")
-    log = RejectLog((name,), DataOptions(max_bad_fraction=0), tmp_path)
-    block, files = Block.empty(FORMATS["criteo"], 10), find_files(name)
-    with (
-        TextSource(files, files, (FORMATS["criteo"],), log, 64).reader([0]) as reader,
-        pytest.raises(InputError, match="columns"),
-    ):
-        reader.read(block)
-    assert b"columns" in (tmp_path / "rejects.jsonl").read_bytes()

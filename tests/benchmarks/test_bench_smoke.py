@@ -1,7 +1,5 @@
 """Every benchmark at its smallest size: equal results, ratios, and the document."""
 
-import importlib
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +17,9 @@ from benchmarks import (
     bench_step,
     bench_turns,
     harness,
-    run_all,
     whole_step,
 )
-from benchmarks.bars import BARS, REQUIRED
-from benchmarks.harness import NotEqual, Report
+from benchmarks.harness import NotEqual
 from benchmarks.peers_torch import EmbeddingBags
 from benchmarks.streams import kaggle_tables, make_batches, zipf
 from benchmarks.variants import Case, Ours, Setup
@@ -88,11 +84,6 @@ def test_step(one_peer: None) -> None:
         assert report.ratios[f"embedding_with_planning_vs_best_{case.suffix}"] > 0
 
 
-def test_names_of_ratios() -> None:
-    assert Case(2048, 16, "sgd").suffix == "sgd"
-    assert Case(16384, 64, "adagrad", 20).suffix == "adagrad_d64_b16384_multihot"
-
-
 def test_a_peer_that_learns_differently_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slower(EmbeddingBags):
         def __init__(self, setup: Setup) -> None:
@@ -109,11 +100,6 @@ def test_a_missing_optimizer_is_absent(one_peer: None) -> None:
     assert "rowwise_adagrad" in report.absent["embedding_vs_torch_rowwise_adagrad_d4_b32"]
 
 
-def run_with_checkout(path: Path, optimizer: str) -> Report:
-    case = bench_turns.Turns(Case(64, 16, optimizer), small=True)  # type: ignore[arg-type]
-    return bench_turns.bench_turns(case, replace(bench_turns.SETTINGS["smoke"], dlrm=str(path)))
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in the place of a checkout, importable and not imported yet."""
@@ -122,30 +108,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "dlrm_s_pytorch.py").write_text(DLRM_STUB)
     return tmp_path
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_a_checkout_of_dlrm_takes_part(checkout: Path, optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run_with_checkout(checkout, optimizer)
-    assert report.ratios[f"turns_vs_dlrm_{optimizer}_b64_small"] > 0
-    printed = capsys.readouterr()
-    assert "does without" in printed.err and not printed.out
-
-
-def test_a_checkout_without_package_or_optimizer_is_absent(checkout: Path) -> None:
-    report = run_with_checkout(checkout, "rowwise_adagrad")
-    assert "needs optim" in report.absent["turns_vs_dlrm_rowwise_adagrad_b64_small"]
-    (checkout / "dlrm_s_pytorch.py").write_text("import no_such_package_1\n")
-    del sys.modules["dlrm_s_pytorch"]
-    importlib.invalidate_caches()
-    report = run_with_checkout(checkout, "sgd")
-    assert "needs no_such_package_1" in report.absent["turns_vs_dlrm_sgd_b64_small"]
-    assert report.ratios["turns_over_dense_alone_sgd_b64_small"] > 0
-
-
-def test_a_folder_without_dlrm_is_absent(tmp_path: Path) -> None:
-    report = run_with_checkout(tmp_path, "sgd")
-    assert "is no checkout" in report.absent["turns_vs_dlrm_sgd_b64_small"]
 
 
 def test_plan() -> None:
@@ -228,48 +190,7 @@ def test_turns_alternate_and_warm_up_is_dropped() -> None:
     assert harness.paired(times["a"], times["b"]) == pytest.approx((4 / 3 + 5 / 6) / 2)
 
 
-def test_settings_change_by_text() -> None:
-    settings = harness.changed(bench_plan.SETTINGS["full"], ["rounds=3", "shares=1,10", "policies=lru"])
-    assert (settings.rounds, settings.shares, settings.policies) == (3, (1, 10), ("lru",))
-    with pytest.raises(SystemExit, match=r"expected NAME=VALUE with a name among rows, .*rounds, got speed=9"):
-        harness.changed(settings, ["speed=9"])
-
-
 def test_nothing_changed_is_not_equal() -> None:
     same = np.ones(3)
     with pytest.raises(NotEqual):
         harness.check_equal("x", same, same, before=same, tolerance=1.0)
-
-
-def _report() -> Report:
-    report = Report(
-        ratios={"embedding_vs_torch_sgd": 7.0, "tracker_overhead_sgd": 0.5}, figures={"reader_mb_per_s": 300.0}
-    )
-    report.absent["embedding_vs_fbgemm_sgd"] = "fbgemm_gpu cannot be imported"
-    report.table("steps", "variant", "ms").add("ours", 1.25)
-    return report
-
-
-def test_json_holds_a_ratio_or_a_reason_for_every_required_name(tmp_path: Path) -> None:
-    _report().save(tmp_path / "report.json")
-    content = json.loads(json.dumps(run_all.as_json(Report.load(tmp_path / "report.json"))))
-    assert set(content) == {"ratios", "figures", "absent"}
-    assert content["ratios"] == {"embedding_vs_torch_sgd": 7.0, "tracker_overhead_sgd": 0.5}
-    assert set(REQUIRED) <= set(content["ratios"]) | set(content["absent"])
-    assert content["absent"]["embedding_vs_fbgemm_sgd"] == "fbgemm_gpu cannot be imported"
-
-
-def test_the_document_keeps_the_text_around_the_results(tmp_path: Path) -> None:
-    path = tmp_path / "docs" / "benchmarks.md"
-    path.parent.mkdir()
-    path.write_text(f"# Before\n\n{run_all.BEGIN}\nold\n{run_all.END}\n\nafter\n")
-    run_all.write_document(path, run_all.markdown(_report(), "python -m benchmarks.run_all", "load average 0"))
-    text = path.read_text()
-    assert text.startswith("# Before") and text.endswith("after\n") and "old" not in text
-    assert "| ours | 1.25 |" in text and "fbgemm_gpu cannot be imported" in text
-    assert "| 7 | yes |" in text and "| 0.5 | NO |" in text
-
-
-def test_bars_have_distinct_names() -> None:
-    names = [bar.name for bar in BARS]
-    assert len(names) == len(set(names))

@@ -18,7 +18,7 @@ from benchmarks.gpu import (
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.comparison import Comparison, Effort, fill
 from benchmarks.gpu.turns import Point, Timing
-from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers
+from benchmarks.gpu.variants import STORED, Spec, Tiers
 from benchmarks.gpu.workloads import Workload
 from benchmarks.harness import Report
 from benchmarks.peers_torch import EmbeddingBags
@@ -50,19 +50,6 @@ def test_probe() -> None:
     figures = {"b32_d8_update_usual_ms", "b16_d8_heavy_pool_over_floor", "find_832_lookups_ms"}
     assert {f"gpu_probe_{name}" for name in figures} <= set(report.figures)
     assert all(value >= 0 for value in report.figures.values())
-
-
-def test_a_failing_part_of_the_probe_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(probe: Any) -> None:
-        raise OSError("no")
-
-    monkeypatch.setitem(bench_gpu_probe.PARTS, "kernels", fails)
-    settings = replace(
-        bench_gpu_probe.SETTINGS["smoke"], device="cpu-torch", parts=("kernels", "planning"), ids=500, rounds=1
-    )
-    report = bench_gpu_probe.run(settings)
-    assert report.absent == {"bench_gpu_probe kernels": "OSError: no"}
-    assert any(name.startswith("gpu_probe_find_") for name in report.figures)
 
 
 def test_whole_step() -> None:
@@ -100,14 +87,6 @@ def test_whole_step() -> None:
 def timings(workload: Workload, wanted: dict[Spec, list[Point]], report: Report, seconds: float = 600) -> list[Timing]:
     comparison = Comparison(Accelerator("cpu-torch"), workload, EFFORT, report)
     return list(comparison.run(wanted, seconds=seconds))
-
-
-def test_a_variant_without_memory_is_absent() -> None:
-    report = Report()
-    workload = replace(SMALL, gigabytes=1e6)
-    assert timings(workload, {DEVICE: [HERE]}, report) == []
-    (reason,) = report.absent.values()
-    assert "GB of free host memory" in reason
 
 
 def test_variants_that_learn_differently_are_not_timed(
@@ -151,12 +130,6 @@ def test_every_row_is_stored_and_evicted_rows_written_back() -> None:
     assert fetched > 0 and back > 0.9 * timing.it.per_step(Counter.DEMOTED) > 0
 
 
-def test_the_time_is_over() -> None:
-    report = Report()
-    assert timings(SMALL, {DEVICE: [HERE]}, report, seconds=0) == []
-    assert list(report.absent.values()) == ["the time was over"]
-
-
 def test_a_turn_leaves_out_batches_of_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.gpu import turns
 
@@ -179,11 +152,3 @@ def test_a_turn_leaves_out_batches_of_the_look_ahead(monkeypatch: pytest.MonkeyP
     pairs = [trained[i : i + 2] for i in range(6, len(trained), 2)]
     assert sorted(pairs) == sorted([ours, others] * 3)
     assert len(timing.it.seconds) == 2
-
-
-def test_policies_load_without_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.plugins.entry_points", lambda **_: ())
-    report = Report()
-    specs = [DEVICE, *(Spec(kind, 20) for kind in ("lru", "lfu", "scratchpipe", "slipstream", "hybrid"))]
-    assert [one.spec for one in timings(SMALL, {spec: [HERE] for spec in specs}, report)] == specs
-    no_faults(report)

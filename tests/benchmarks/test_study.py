@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import study_report, study_sets
-from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, ruled, stream, whole
-from benchmarks.study_report import after_epoch, block_table, judged, put, verdict_table
-from benchmarks.study_runs import Run, Runs, fingerprint, train
-from benchmarks.study_skipping import main, run_blocks, wanted
+from benchmarks.study_cells import OFF, Block, Setting, Way, ruled, stream
+from benchmarks.study_report import after_epoch, block_table, verdict_table
+from benchmarks.study_runs import Run, Runs, fingerprint
+from benchmarks.study_skipping import run_blocks
 from benchmarks.study_verdicts import holm, outcomes, publish
 
 DEFER = ruled("defer", "support.skip_rules:Waits")
@@ -81,40 +80,7 @@ def test_a_line_cut_short_is_removed(tmp_path: Path) -> None:
     assert [run.seed for run in Runs(runs.path)] == [0, 1]
 
 
-def test_a_run_that_fails_is_stored_and_reported(tmp_path: Path) -> None:
-    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
-    (run,) = train(setting, ruled("bad", "defer+warmup=-1"), 0, folder=tmp_path)
-    assert run.error is not None
-    assert "warmup" in run.error
-    runs.add(run)
-    assert judged(Block("b", (setting,), (ruled("bad", "defer+warmup=-1"),)), setting, runs) == []
-
-
 # --- what is trained -----------------------------------------------------------------------------------------------
-
-
-def test_names_mean_one_thing() -> None:
-    fingerprints: dict[tuple[str, str], str] = {}
-    for block in blocks():
-        labels = [way.label for way in block.ways]
-        assert len(set(labels)) == len(labels)
-        assert labels[0] == "off"
-        assert block.seeds >= 3
-        for setting, way, _ in cells(block):
-            value = fingerprint(setting, way)
-            assert fingerprints.setdefault((setting.name, way.label), value) == value
-
-
-def test_only_known_blocks() -> None:
-    assert [block.name for block in wanted(["papers", "bar"])] == ["papers", "bar"]
-    with pytest.raises(SystemExit, match=r"expected blocks among rates, .*, bar, .* got bra"):
-        wanted(["bra"])
-
-
-def test_real_sets_that_are_absent_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ADAPTIVE_DATA", str(tmp_path))
-    assert not any(study_sets.is_there(setting) for setting in study_sets.LARGE)
-    assert study_sets.is_there(tiny())
 
 
 # --- the report ----------------------------------------------------------------------------------------------------
@@ -143,42 +109,6 @@ def test_the_quality_after_an_epoch(three_seeds: tuple[Block, Runs]) -> None:
     evaluations = [{"step": 1, "auc": 0.6, "log_loss": 0.9}, {"step": 2, "auc": 0.7, "log_loss": 0.5}]
     earlier = after_epoch(0)(Run(**{**run.__dict__, "evaluations": evaluations}))
     assert (earlier.summary["auc"], earlier.summary["log_loss"]) == (0.6, 0.9)
-
-
-def test_tables_go_between_their_markers() -> None:
-    text = "a\n<!-- table x -->\nold\n<!-- end of x -->\nb\n<!-- table y --><!-- end of y -->\n"
-    put_in = put(text, "x", r"new \1")
-    assert put_in.startswith("a\n<!-- table x -->\n\nnew \\1\n\n<!-- end of x -->\nb\n<!-- table y -->")
-    assert put(put_in, "x", r"new \1") == put_in
-    assert put(text, "z", "?") == text
-
-
-def test_a_new_document_has_a_place_for_every_table(tmp_path: Path) -> None:
-    study_report.write_document(Runs(tmp_path / "none.jsonl"), tmp_path / "new/skipping.md")
-    text = (tmp_path / "new/skipping.md").read_text("utf-8")
-    for name in (*(block.name for block in blocks()), "bars", "by epoch"):
-        assert f"<!-- table {name} -->" in text
-
-
-def test_tables_without_runs_stay_as_they_are(
-    tmp_path: Path, three_seeds: tuple[Block, Runs], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document, (block, runs) = tmp_path / "skipping.md", three_seeds
-    monkeypatch.setattr(study_report, "blocks", lambda: (block, Block("real", (whole("hard"),), (OFF, DEFER))))
-    document.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end of {name} -->\n" for name in ("bar", "real")))
-    study_report.write_document(Runs(tmp_path / "none.jsonl"), document)
-    assert document.read_text("utf-8").count("\nold\n") == 2
-    study_report.write_document(runs, document)
-    assert document.read_text("utf-8").count("\nold\n") == 1
-    assert "| easy | off |" in document.read_text("utf-8")
-
-
-def test_report_only_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Runs] = []
-    monkeypatch.setattr(study_report, "write_document", written.append)
-    main(["--runs", str(tmp_path / "runs.jsonl"), "--report"])
-    assert len(written) == 1
-    assert not (tmp_path / "runs.jsonl").exists()
 
 
 # --- tests against a bar -------------------------------------------------------------------------------------------
@@ -247,31 +177,3 @@ def test_a_tested_table_has_outcomes_time_and_speed(tmp_path: Path) -> None:
         {"auc": 0.70001, "log_loss": 0.5, "calibration": 1.01, "skipped_input_share": 0.7}
         | {"cpu_seconds": 7.0, "samples_read": 2000.0},
     ]
-
-
-def test_processes_share_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = Block("b", (tiny(),), (OFF, DEFER, DROP), seeds=3, first_seed=100)
-    trained: list[tuple[str, int]] = []
-
-    def train_one(setting: Setting, way: Way, seed: int, *, folder: Path) -> list[Run]:
-        trained.append((way.label, seed))
-        return []
-
-    monkeypatch.setattr("benchmarks.study_skipping.train", train_one)
-    for part in range(2):
-        run_blocks([block], Runs(tmp_path / "r"), tmp_path, until=math.inf, is_there=lambda _: True, part=(part, 2))
-    assert len(trained) == 9 and set(trained) == {(way.label, seed) for _, way, seed in cells(block)}
-    started: list[list[str]] = []
-
-    class Process:
-        def __init__(self, command: list[str]) -> None:
-            started.append(command)
-
-        def wait(self) -> int:
-            return len(started) - 1
-
-    monkeypatch.setattr("subprocess.Popen", Process)
-    with pytest.raises(SystemExit) as stopped:
-        main(["--runs", "r", "--processes", "2"])
-    assert stopped.value.code == 1
-    assert [command[-4:] for command in started] == [["--processes", "2", "--part", str(part)] for part in range(2)]

@@ -10,7 +10,7 @@ import pytest
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
 from benchmarks import study_events, study_sequences
-from benchmarks.study_runs import Run, Runs, fingerprint
+from benchmarks.study_runs import Runs
 from benchmarks.study_sets import data_of
 
 
@@ -45,13 +45,3 @@ def test_models_of_sequences_are_trained_once(
     assert f"| taobao-shaped | 1 | {runs[0].summary['auc']:.4f} ± nan" in table
     study_sequences.main()
     assert len(list(Runs(tmp_path / "runs.jsonl"))) == 3
-
-
-def test_the_table_has_differences_of_equal_seeds(tmp_path: Path) -> None:
-    runs, setting = Runs(tmp_path / "runs.jsonl"), study_sequences.SETTINGS[0]
-    for seed, aucs in ((200, (0.7, 0.71, 0.72)), (201, (0.6, 0.63, 0.62)), (202, (0.5, 0.5))):
-        for model, auc in zip(study_sequences.MODELS, aucs, strict=False):
-            way = study_sequences.way(model)
-            runs.add(Run(setting.name, model, seed, fingerprint(setting, way), {"auc": auc}))
-    line = study_sequences.report(runs, range(200, 205)).rows[0]
-    assert line[1:3] == ["2", "0.6500 ± 0.0707"] and line[5:] == ["+0.0200 ± 0.0100", "+0.0200 ± 0.0000"]

@@ -69,14 +69,6 @@ def test_eval_prints_the_quality_of_a_run(cli: Cli, trainer: Any) -> None:
     assert trainer.calls == [("eval", (Path("runs/x"), {"data": None, "group_by": "user", "settings": {}}))]
 
 
-def test_flags_sets_environment_and_file_combine(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("a.toml").write_text("seed = 1\ndepth = 1\n")
-    monkeypatch.setenv("ADAPTIVE_DEPTH", "2")
-    assert cli("run", "--config", "a.toml", "--set", "epochs=3", "--set", "log_every=5", "--seed", "4").code == 0
-    ((_, config),) = trainer.calls
-    assert (config.seed, config.depth, config.epochs, config.log_every) == (4, 2, 3, 5)
-
-
 VALUES = {
     "--data": "csv:x.csv",
     "--schema": "x.toml",

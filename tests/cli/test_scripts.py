@@ -1,10 +1,7 @@
 """scripts/ and .ci/run, with a Python that only records its calls."""
 
-import json
 import os
-import re
 import subprocess
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,20 +66,6 @@ def test_test_installs_extras_and_runs_every_check(script: Script, tmp_path: Pat
     assert calls[-1] == "python -m pytest --numprocesses auto --maxprocesses 4 -m  -x"  # -m "": nightly tests, too
 
 
-def test_changed_pins_are_reinstalled(script: Script, tmp_path: Path) -> None:
-    script("scripts/run", ADAPTIVE_VENV="venv")
-    (tmp_path / "venv/.installed-plot").write_text("of other pins\n")
-    _, calls = script("scripts/run", ADAPTIVE_VENV="venv")
-    assert [call.split()[:4] for call in calls[:1]] == [["python", "-m", "pip", "install"]]
-
-
-def test_a_failed_installation_is_repeated(script: Script) -> None:
-    code, calls = script("scripts/run", ADAPTIVE_VENV="venv", FAILING="pip install")
-    assert code == 5 and "adaptive-train" not in calls[-1].split()[0]
-    _, calls = script("scripts/run", ADAPTIVE_VENV="venv")
-    assert "pip install" in calls[0]
-
-
 @pytest.mark.parametrize("failing", ["--dry-run", "-e", "format --check", "check .", "--strict", "pytest"])
 def test_ci_uses_a_fresh_environment_and_fails(script: Script, tmp_path: Path, failing: str) -> None:
     paths = sorted(tmp_path.iterdir())
@@ -93,21 +76,6 @@ def test_ci_uses_a_fresh_environment_and_fails(script: Script, tmp_path: Path, f
     code, calls = script(".ci/run", FAILING=failing)
     assert code == 5 and failing in calls[-1]
     assert sorted(tmp_path.iterdir()) == sorted({*paths, tmp_path / "calls"})
-
-
-def test_a_build_refuses_the_tag_of_another_version(script: Script) -> None:
-    code, calls = script("scripts/build", "v9.9", ADAPTIVE_VENV="venv")
-    assert code == 2 and calls[-1] == "python -m hatchling version"
-
-
-def test_workflows_run_scripts_on_the_supported_versions() -> None:
-    workflows = {path.name: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
-    commands = [command for text in workflows.values() for command in re.findall(r"- run: (\S+)", text)]
-    assert len(commands) >= 8
-    assert all(os.access(ROOT / command, os.X_OK) for command in commands)
-    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
-    versions = [text.rpartition(" ")[2] for text in classifiers if text.startswith("Programming Language")]
-    assert re.findall(r"python: (\[.*\])", workflows["test.yml"]) == [json.dumps(versions)]
 
 
 @pytest.mark.nightly

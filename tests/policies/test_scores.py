@@ -150,22 +150,6 @@ def test_a_row_is_worth_its_lookups_per_sample() -> None:
     assert recshard_scores(policy, [0, 1, 2, 15, 16]) == pytest.approx([4 / 6, 2 / 6, 0, 1, 0])
 
 
-def test_unseen_rows_share_the_lookups_of_rows_seen_once() -> None:
-    """Of 8 samples: row 0 three times, 1 twice, 2, 3 and 4 once. So 3 of 8 lookups go to the 5 unseen rows."""
-    policy = recshard([0, 0, 0, 1, 1, 2, 3, 4], [5] * 8)
-    expected = [5 / 8 * 3 / 8, 5 / 8 * 2 / 8, 5 / 8 * 1 / 8, 3 / 8 / 5]
-    assert recshard_scores(policy, [0, 1, 2, 9]) == pytest.approx(expected)
-
-
-def test_rows_within_a_step_count_alike() -> None:
-    """One step: all rows of a table are worth their mean."""
-    policy = recshard([0, 0, 0, 0, 1, 1, 2, 2], [0] * 8, steps=1)
-    assert len({round(score * 1e9) for score in recshard_scores(policy, [0, 1, 2])}) == 1
-    fine = recshard([0, 0, 0, 0, 1, 1, 2, 2], [0] * 8, steps=100)
-    first, second, third = recshard_scores(fine, [0, 1, 2])
-    assert first == pytest.approx(2 * second) and second == pytest.approx(third)
-
-
 def test_having_been_seen_makes_no_row_less_likely() -> None:
     policy = recshard(list(range(9)), [0] * 9)
     assert min(recshard_scores(policy, list(range(9)))) >= recshard_scores(policy, [9])[0]

@@ -24,9 +24,3 @@ def listed(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write `run.json`."""
     (folder / RECORD).write_bytes(json_text({"schema": SCHEMA, **record}))
-
-
-def edit_record(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    record = json.loads((folder / RECORD).read_text())
-    change(record)
-    write_record(folder, record)
