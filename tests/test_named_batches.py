@@ -324,6 +324,27 @@ def test_values_that_need_a_gradient_are_refused(given: dict[str, Any], what: st
     assert detached.labels.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.sparse_coo_tensor([[0, 1]], [3, 4], (2,), check_invariants=True),
+        torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([3])], layout=torch.jagged),
+        torch.empty(2, dtype=torch.int64, device="meta"),
+    ],
+    ids=["sparse", "nested", "meta"],
+)
+def test_tensors_without_an_array_are_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="feature user: expected a dense array or tensor with values, got an error"):
+        Batch.of(user=tensor)
+
+
+def test_dense_inputs_in_bfloat16_are_widened() -> None:
+    assert Batch.of(user=[1, 2], dense=torch.tensor([[0.5], [3.0]], dtype=torch.bfloat16)).dense.tolist() == [
+        [0.5],
+        [3],
+    ]
+
+
 def test_a_batch_goes_to_any_device_as_it_is() -> None:
     """Lightning and accelerate move batches before a step; a frozen dataclass without `to` is an error there."""
     batch = Batch.of(user=[1, 2])

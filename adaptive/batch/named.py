@@ -23,18 +23,22 @@ def as_array(what: str, value: Any) -> Array:
     """Convert an array, tensor on any device, data frame column or list to a NumPy array.
 
     Raises:
-        InputError: for masked values, which a plain array would expose, and tensors that require a gradient, which a
-            copy would not get; begins with `what`.
+        InputError: for masked values, which a plain array would expose, tensors that require a gradient, which a copy
+            would not get, and tensors without a plain array (sparse, nested, meta); begins with `what`.
     """
     refuse_masked(what, value)
     needs_gradient = bool(getattr(value, "requires_grad", False))
     try:
         if not needs_gradient:
-            return np.asarray(value.cpu() if hasattr(value, "detach") else value)
-    except RuntimeError as error:  # torch's, of a tensor within a list
+            if hasattr(value, "detach"):
+                value = (
+                    value.float() if str(value.dtype) == "torch.bfloat16" else value
+                ).cpu()  # numpy has no bfloat16
+            return np.asarray(value)
+    except (RuntimeError, TypeError) as error:  # torch's, also of a tensor within a list
         needs_gradient = "requires grad" in str(error)
         if not needs_gradient:
-            raise
+            raise InputError(f"{what}: expected a dense array or tensor with values, got an error: {error}") from error
     raise InputError(
         f"{what}: expected values that require no gradient, got a tensor that does. A batch copies its values, so no "
         "gradient would reach it. Pass value.detach(), or compute it in your loop, from the vectors."
@@ -208,7 +212,10 @@ def _ids(name: str, array: Array, what: str = "ids") -> NDArray[np.int64]:
     if array.dtype.kind not in "iu" and array.size:
         hint = ""
         if array.dtype.kind == "f":
-            hint = ". pandas turns a column with gaps into floats: fill the gaps, then .astype('int64')"
+            hint = (
+                ". pandas turns a column with gaps into floats, which merge ids from 2^53 on. Read it as Int64, fill "
+                "the gaps, then .astype('int64')"
+            )
         raise InputError(f"feature {name}: expected integer {what}, got {array.dtype}{hint}")
     return np.ascontiguousarray(array).astype(np.int64, copy=False)
 

@@ -13,16 +13,18 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
 WORD = 2**64 - 1
 LARGEST = float(np.finfo(np.float32).max)
-DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # numbers that the readers of data take
+NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # numbers that the readers of data take
 Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
 Sample = Mapping[str, Any]  # name of a feature or dense input -> its value as in the data
 
@@ -207,7 +209,7 @@ def dense_input(sample: Sample, facts: DenseFacts) -> float:
     if facts.kind == "int":
         whole = whole_number(value)
         number = math.nan if whole is None else float(whole)
-    elif isinstance(value, Real) or (isinstance(value, str) and DECIMAL.fullmatch(value)):
+    elif isinstance(value, Real | Decimal) or (isinstance(value, str) and NUMBER.fullmatch(value)):
         with contextlib.suppress(OverflowError):  # of integers
             number = float(value)
     if not abs(number) <= LARGEST:  # also true for NaN
@@ -248,7 +250,7 @@ class IdMap:
             return [self.row(value)]
         if isinstance(value, str):
             value = [value] if self.facts.separator is None else value.split(self.facts.separator)
-        elif value is not None and not isinstance(value, Sequence | np.ndarray):
+        elif value is not None and (isinstance(value, bytes) or not isinstance(value, Sequence | np.ndarray)):
             value = [value]
         nulls = self.facts.null
         present = [item for item in (() if value is None else value) if not is_missing(item, nulls)]
@@ -292,19 +294,25 @@ EXPECTED = {
 def key_of(value: Any, kind: str) -> int | None:
     """Return the 64-bit key of a value: integer, hex digits, or FNV-1a of a text.
 
-    None: the value is of another kind, by the rules of the readers of training data.
+    None: the value is of another kind, by the rules of the readers of training data. As they read columns of Arrow,
+    whole decimals are integers, and UUIDs texts.
     """
     if kind == "int":
         return whole_number(value)
+    if isinstance(value, np.bool_):
+        value = bool(value)
+    elif isinstance(value, Decimal) and value == value.to_integral_value():
+        value = int(value)
     if kind == "hex":
         if not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{1,16}", value)):
             return None
         key = int(value, 16)
     else:
-        if not isinstance(value, str | Integral):
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if not isinstance(value, str | Integral | UUID) or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
             return None
         key = 0xCBF29CE484222325
-        for byte in (str(value).lower() if isinstance(value, bool) else str(value)).encode():
+        for byte in text.encode():
             key = (key ^ byte) * 0x100000001B3 & WORD
     return key - 2**64 if key >= 2**63 else key
 
@@ -313,10 +321,13 @@ def whole_number(value: Any) -> int | None:
     """Return a number or a text of digits as 64 bits, signed; None for other values."""
     if isinstance(value, str):
         is_whole = re.fullmatch("-?[0-9]{1,20}", value) is not None
-    elif isinstance(value, Integral):
+    elif isinstance(value, Integral | np.bool_):
         is_whole = True
-    else:
-        is_whole = isinstance(value, Real) and abs(float(value)) < 2**53 and float(value).is_integer()
+    elif isinstance(value, Decimal):
+        is_whole = value.is_finite() and value == value.to_integral_value()
+    else:  # larger floats stand for several integers
+        exact = 2 ** (np.finfo(type(value)).nmant + 1 if isinstance(value, np.floating) else 53)
+        is_whole = isinstance(value, Real) and abs(float(value)) < exact and float(value).is_integer()
     if not is_whole:
         return None
     number = int(value)

@@ -28,6 +28,7 @@ pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip instal
 pq = pytest.importorskip("pyarrow.parquet")
 
 SCHEMA = """
+null = ["", "NA"]
 label = { column = "y" }
 time = { column = "day", kind = "iso" }
 

@@ -9,8 +9,10 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from adaptive.batch import Batch
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.serving import export_run, exporting, predict_run, scoring
+from adaptive.serving.sample_values import key_of
 from adaptive.storage.durable import Disk
 from adaptive.training.evaluation import predict
 from adaptive.training.runs import evaluate_run, train_run
@@ -248,9 +251,12 @@ def test_wrong_samples_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     for number in ("nan", float("inf"), 1e39, 10**400, "1_0", " 1", "\N{ARABIC-INDIC DIGIT THREE}", "infinity", [1.5]):
         with pytest.raises(ValueError, match="price: expected a number, got"):
             model.score([{**GOOD, "price": number}])
-    for name, number in (("user", 10**400), ("user", -(10**400)), ("user", 1.5), ("user", "1_0"), ("first", 1.5)):
-        with pytest.raises(ValueError, match=f"{name}: expected"):
-            model.score([{**GOOD, name: number}])
+    integers = (10**400, -(10**400), 1.5, "1_0", 2.0**53, np.float32(2**24), np.float16(2**11), Decimal("1.5"))
+    texts = (1.5, b"a", "a\0", "\ud800", Decimal("1.5"))
+    for name, wrong in (("user", integers), ("first", texts), ("tags", (b"t1", [b"t1"]))):
+        for value in wrong:
+            with pytest.raises(ValueError, match=f"{name}: expected"):
+                model.score([{**GOOD, name: value}])
     capsys.readouterr()
     lines = [json.dumps(GOOD), json.dumps({**GOOD, "click": 1}), json.dumps({**GOOD, "price": "abc"}), "{}"]
     for third, reason in (
@@ -269,10 +275,13 @@ def test_a_bag_is_a_list_or_a_text(tmp_path: Path) -> None:
     export_run(trained(tmp_path), "served")
     model = scoring.load("served")
     same: list[dict[str, Any]] = [{}, {"tags": "t1|t2"}, {"tags": "t1||t2"}, {"price": 1.5, "user": "7"}, {"user": 7.0}]
+    same += [{"user": np.float16(7)}, {"user": Decimal(7), "price": Decimal("1.5")}, {"tags": ("t1", "t2")}]
     scores = [model.score([{**GOOD, **changed}])[0] for changed in same]
     assert scores == [scores[0]] * len(same)
     assert model.score([{**GOOD, "tags": "t1"}]) == model.score([{**GOOD, "tags": ["t1"]}])
     assert model.score([{**GOOD, "tags": "t1"}])[0] != scores[0]
+    pairs: list[tuple[Any, str]] = [(Decimal(12), "12"), (np.bool_(True), "true"), (UUID(int=5), str(UUID(int=5)))]
+    assert all(key_of(value, "text") == key_of(text, "text") for value, text in pairs)
 
 
 def test_criteo(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ class ValueReader:
                 keys = np.where(np.abs(numbers) < _WHOLE, numbers, 0).astype(np.int64)
             states = _marked(states, keys != numbers, text.NUMBER)
             if self._kind == text.KEY_INTEGER:
-                exact = 2.0**24 if values.itemsize < 8 else 2.0**53
+                exact = 2.0 ** (np.finfo(values.dtype).nmant + 1)
                 states = _marked(states, np.abs(numbers) >= exact, text.FLOAT)
             return Values(keys, numbers, states)
         if self._kind == text.KEY_HEX:

@@ -20,12 +20,13 @@ MOST_WRITTEN = 1_000_000
 _SHOWN = 20
 _TEXT_BYTES = 200
 _SHOWN_CHARACTERS = 60
+_UUIDS = "Ids in 16 bytes, such as UUIDs, are read as texts or as Arrow's type uuid."
 _MEANINGS = {
     "empty": "the line is empty. Empty lines never stop a run.",
     "overlong": "the line is longer than max_line_bytes. Raise data.max_line_bytes, or check the line ends.",
-    "nul": "the line holds a NUL byte. Write the file again, as UTF-8 text.",
+    "nul": "the line holds a NUL byte. Write the file again, as UTF-8 text. " + _UUIDS,
     "utf8": "the line is not UTF-8. If it is text in another encoding, convert it, for example with iconv -f latin1 -t "
-    "utf-8.",
+    "utf-8. " + _UUIDS,
     "quote": "a quoted field does not end, or text follows its closing quote. Double quotes inside quoted fields, or "
     'set quote = "" in the schema.',
     "columns": "the line has more or fewer columns than the format. Check separator and quote in the schema.",
@@ -33,7 +34,8 @@ _MEANINGS = {
     "to [label] in the schema.",
     "number": "expected a finite number of the column's kind. The text 68.0, which pandas writes for integers with "
     "gaps, is no 'int'. Set kind = 'float' for dense inputs; write categories as whole numbers, in pandas by "
-    "frame.astype({'user': 'Int64'}). Name texts for missing values in the schema: null = [TEXTS].",
+    "frame.astype({'user': 'Int64'}). Numbers of more than 64 bits are ids of kind = 'string'. Name texts for "
+    "missing values in the schema: null = [TEXTS].",
     "hex": "expected 1 to 16 hex digits. For other ids set kind = 'string' in the schema.",
     "time": "expected a time of the schema's kind: number, or iso (YYYY-MM-DD HH:MM:SS). Set kind in [time].",
     "missing": "the field is empty, and the schema says missing = 'reject'. Use missing = 'row' to accept it.",
@@ -52,7 +54,7 @@ _EXPECTED = {
     "hex": "hex digits",
     "time": "a time",
     "missing": "a value",
-    "float": "whole numbers that floats can tell apart (below 2^53, in float32 2^24)",
+    "float": "whole numbers that floats can tell apart (below 2^53, in float32 2^24, in float16 2^11)",
 }
 _CREDIT_LINES = 1_000_000
 

@@ -6,12 +6,14 @@ columns: the test set of the competition) get labels NaN, for predictions only. 
 in facebookresearch/dlrm, and missing ones 0. Data options map categories to rows.
 """
 
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,11 +33,14 @@ from adaptive.data.text.schema import (
     UserItemsSchema,
     required_schema,
 )
-from adaptive.data.text.text_reader import first_line, open_text_files, split_fields
+from adaptive.data.text.text_reader import first_line, first_lines, open_text_files, split_fields
 from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError, suggestion
 
+logger = logging.getLogger("adaptive.data")
+
 MOST_COLUMNS = 10_000
+_FLOAT: Final = re.compile(r"-?[0-9]+(\.[0-9]*(e\+?[0-9]+)?|e\+?[0-9]+)", re.I)
 NO_DATA = {"width", "dtype", "capacity", *KeyRules.model_fields}  # settings of a category that change no sample
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
@@ -45,7 +50,8 @@ def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
     schema = required_schema("csv", options.schema_path)
     if isinstance(schema, UserItemsSchema):
         return open_pairs(paths, schema, options, run_dir)
-    names = _column_names(find_files(paths)[0], schema, options)
+    files = find_files(paths)
+    names = _column_names(files[0], schema, options)
     form, plan = describe(schema, names, options)
 
     def format_of(file: DataFile) -> RowFormat:
@@ -54,9 +60,35 @@ def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
             raise InputError(
                 f"{file.path}:1: expected the header of the first file, {names}, got {header}. Use equal columns."
             )
+        if file == files[0]:
+            _warn_of_float_texts(file, form)
         return form
 
     return open_rows(open_text_files(paths, options, run_dir, format_of=format_of), plan, options, run_dir=run_dir)
+
+
+def _warn_of_float_texts(file: DataFile, form: RowFormat) -> None:
+    """Warn of ids of kind 'string' that were floats before they became texts, by the first lines.
+
+    A text such as 4.873214862074861e+18 stands for several ids. Public data have such columns, so it is no error.
+    """
+    texts = [
+        (number, column) for number, column in enumerate(form.columns) if kernels.KEY_TEXT in (column.kind, column.item)
+    ]
+    lines = first_lines(file, form.max_line_bytes) if texts else []
+    for line, content in enumerate(lines, start=1):
+        fields = content.decode(errors="replace").split(form.separator)
+        values = [(column, fields[number]) for number, column in texts if number < len(fields)]
+        for column, value in values:
+            for text in value.strip(form.quote or None).split(column.inner or None):
+                if _FLOAT.fullmatch(text) and 2.0**53 <= abs(float(text)) < 2.0**64:
+                    logger.warning(
+                        "%s:%d: expected ids for %s, got %r, a float. Floats from 2^53 on stand for several whole "
+                        "numbers, so ids merge. Write whole numbers; pandas keeps those with gaps as Int64: "
+                        "frame.astype({'user': 'Int64'}).",
+                        *(file.path, line, column.name, text),
+                    )
+                    return
 
 
 def describe(

@@ -128,6 +128,11 @@ class ByteStream:
 
 def first_line(file: DataFile, max_bytes: int) -> bytes:
     """Return the first non-empty line without byte order mark and line end, up to a size."""
+    return first_lines(file, max_bytes)[0]
+
+
+def first_lines(file: DataFile, max_bytes: int) -> list[bytes]:
+    """Return the lines in the first 64 KiB, or up to the end of the first line; the last one may be cut off."""
     stream, data = ByteStream(file), bytearray()
     view = memoryview(bytearray(min(max_bytes, 1 << 16)))
     try:
@@ -137,7 +142,7 @@ def first_line(file: DataFile, max_bytes: int) -> bytes:
                 break
     finally:
         stream.close()
-    return bytes(data[:max_bytes]).split(b"\n")[0].rstrip(b"\r")
+    return [line.rstrip(b"\r") for line in bytes(data[:max_bytes]).split(b"\n")]
 
 
 def open_text_files(

@@ -148,13 +148,14 @@ def test_padding_is_left_out_of_text_lists_parquet_prepared_and_served_samples(d
     bags, size = data.draw(st.lists(bag, min_size=1, max_size=6)), data.draw(st.integers(1, 4))
     items = [tokens[number % len(tokens)] for number in range(len(bags))]
     schema = schema_of(kind, padding, most)
+    schema["null"] = ["", "NA"]  # in every format
     is_padding = {"0", "00"} if kind == "int" else {padding}  # the same number in other digits is padding, too
     kept = [[token for token in one if token != "NA" and token not in is_padding] for one in bags]
     expected = [[row_of(token, kind) for token in one][-most:] for one in kept]
     lines = [f"{n % 2},{item},{'|'.join(one)}" for n, (item, one) in enumerate(zip(items, bags, strict=True))]
     Path("data.csv").write_text("\n".join(["label,item,history", *lines]) + "\n")
     Path("data.toml").write_text(
-        'label = { column = "label" }\n' + "".join(
+        'null = ["", "NA"]\nlabel = { column = "label" }\n' + "".join(
             "[[categorical]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in group.items())
             for group in schema["categorical"]
         )

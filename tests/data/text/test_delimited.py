@@ -394,3 +394,28 @@ def test_weights_that_are_none(tmp_path: Path, text: str, got: str) -> None:
 def test_samples_to_score_need_no_weight(tmp_path: Path) -> None:
     data = opened(tmp_path, WEIGHTED, "a,b,user\n1,2,3\n", label_optional=True)
     assert data.num_dense == 2 and data.dense_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_float"),
+    [
+        ("4.873214862074861e+18", True),
+        ("9007199254740992.0", True),
+        ('"5e18"', True),
+        ("a|4.873214862074861E+18", True),
+        ("9007199254740991.0", False),
+        ("1.5e300", False),
+        ("4873214862074861000", False),
+        ("e+18", False),
+    ],
+)
+def test_texts_that_were_floats_are_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str, is_float: bool
+) -> None:
+    """pandas writes 64-bit ids with gaps as floats, which merge, also where ids are texts."""
+    schema = 'label = { column = "y" }\n[[categorical]]\ncolumns = ["u"]\nhash_rows = 9\ninner_separator = "|"'
+    (tmp_path / "s.toml").write_text(schema)
+    (tmp_path / "a.csv").write_text(f"y,u\n1,7\n0,{value}\n")
+    open_dataset(f"csv:{tmp_path / 'a.csv'}", DataOptions(schema_path=tmp_path / "s.toml"))
+    wanted = r"a\.csv:3: expected ids for u, got '.*', a float.*pandas keeps .* Int64"
+    assert bool(re.search(wanted, caplog.text)) == bool(caplog.text) == is_float
