@@ -56,9 +56,9 @@ class Counter(IntEnum):
     """Rows copied from the host to the device, including rows still at their initial value."""
     WRITTEN_BACK = 5
     """Changed rows copied from the device to the host because they were evicted."""
-    PROMOTED = 6
+    ADMITTED = 6
     """Rows admitted to the device."""
-    DEMOTED = 7
+    EVICTED = 7
     """Rows evicted from the device, changed or not."""
     SKIPPED_UPDATES = 8
     """Row updates not written: skipped because the row was saturated, or deferred."""

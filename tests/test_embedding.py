@@ -268,7 +268,7 @@ def test_statistics_equal_a_slow_count(depth: int) -> None:
             assert counts[Counter.LOOKUPS] == lookups
             assert counts[Counter.UNIQUE_ROWS] == rows
             assert counts[Counter.FETCHED] == rows - counts[Counter.ROW_HITS]
-            assert counts[Counter.PROMOTED] == counts[Counter.FETCHED]
+            assert counts[Counter.ADMITTED] == counts[Counter.FETCHED]
             assert 0 <= counts[Counter.LOOKUP_HITS] <= lookups
         updates = sum(rows for _, rows in slow_counts(tables, batches[first:last]).values())
         assert statistics.update_norm_counts.sum() == updates

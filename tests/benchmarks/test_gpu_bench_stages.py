@@ -127,7 +127,7 @@ def test_every_row_is_stored_and_evicted_rows_written_back() -> None:
     report = Report()
     (timing,) = timings(SMALL, {Spec("lru", 10): [HERE]}, report)
     fetched, back = (timing.it.per_step(counter) for counter in (Counter.FETCHED, Counter.WRITTEN_BACK))
-    assert fetched > 0 and back > 0.9 * timing.it.per_step(Counter.DEMOTED) > 0
+    assert fetched > 0 and back > 0.9 * timing.it.per_step(Counter.EVICTED) > 0
 
 
 def test_a_turn_leaves_out_batches_of_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

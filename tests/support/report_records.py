@@ -37,7 +37,7 @@ def interval(
     """Interval `number` (1, 2, ...) of a run, of `steps` steps of 100 samples; its counts follow from the number."""
     counts = TableCounts(
         **{"lookups": 100 * number, "unique_rows": 50 * number, "lookup_hits": 90 * number, "row_hits": 40 * number},
-        **{"resident_rows": 10 * number, "promoted": 7 * number, "demoted": 3 * number, "fetched": 7 * number},
+        **{"resident_rows": 10 * number, "admitted": 7 * number, "evicted": 3 * number, "fetched": 7 * number},
         **{"written_back": 2 * number, "bytes_h2d": 1024 * number, "bytes_d2h": 512 * number},
         **({"watched_rows": 20, "saturated_rows": number, "skipped_updates": number} if skips else {}),
     )

@@ -149,7 +149,7 @@ class Lane:
         """
         tracker, freed = self.planner.tracker, changes.freed
         slots = self.planner.slots.slots_of(freed)
-        changes.tally[:, Counter.DEMOTED] += self.group.count_by_table(freed[slots >= 0])
+        changes.tally[:, Counter.EVICTED] += self.group.count_by_table(freed[slots >= 0])
         self.planner.slots.discard(slots[slots >= 0])
         tracker.forget_rows(freed)
         latest = np.full(len(changes.admitted), number + 1, np.int32)
@@ -203,7 +203,7 @@ class Lane:
         taken = slots.taken()
         moves = Moves(fetch_slots=taken, fetch_rows=slots.rows[taken], fetch_initial=slots.flags[taken] == 0)
         self.device.fetch(moves)
-        return tally[:, Counter.DEMOTED]
+        return tally[:, Counter.EVICTED]
 
     # --- the hot set -----------------------------------------------------------------------------------------
 

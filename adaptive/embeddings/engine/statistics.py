@@ -45,7 +45,7 @@ class Statistics:
 
 WATCHED_ROWS = ("watched_rows", "saturated_rows")
 _IS_RESIDENT = np.zeros(len(Counter), np.int64)  # what one count of each column adds to the resident rows
-_IS_RESIDENT[[Counter.PROMOTED, Counter.DEMOTED]] = 1, -1
+_IS_RESIDENT[[Counter.ADMITTED, Counter.EVICTED]] = 1, -1
 _IS_LIVE = np.zeros(len(Counter), np.int64)  # and to the keys with a row
 _IS_LIVE[[Counter.ADMITTED_KEYS, Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]] = 1, -1, -1
 SUMMED = ("counts", "resident_rows", "live_keys", *WATCHED_ROWS, "update_norm_counts")

@@ -113,7 +113,7 @@ class Planner:
         self._entered = distinct, entered
         question = _Question(number, depth, window, rows, missing[:count])
         prefetches = self._policy_caller.policy.misses == "prefetch"
-        takers, victims = self._prefetch(question) if prefetches else self._promote(question)
+        takers, victims = self._prefetch(question) if prefetches else self._admit_from_host(question)
         return Arrival(number, question.oldest_held, distinct, entered, question.missing, takers, victims, tally)
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
@@ -230,7 +230,7 @@ class Planner:
             f"{depth + 1} batches in flight (most for table {largest}), got {have} (policy {policy}). {advice}."
         )
 
-    def _promote(self, question: "_Question") -> tuple[Int64s, Int64s]:
+    def _admit_from_host(self, question: "_Question") -> tuple[Int64s, Int64s]:
         """Admit missing rows to free slots, then those that score above the lowest idle rows."""
         missing = question.missing
         if not len(missing) or not len(self.slots):

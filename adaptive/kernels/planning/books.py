@@ -39,8 +39,8 @@ FREE = 2**31 - 2  # "latest use" of a slot without a row, later than that of any
 
 LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
 LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
-FETCHED, PROMOTED = int(Counter.FETCHED), int(Counter.PROMOTED)
-WRITTEN_BACK, DEMOTED = int(Counter.WRITTEN_BACK), int(Counter.DEMOTED)
+FETCHED, ADMITTED = int(Counter.FETCHED), int(Counter.ADMITTED)
+WRITTEN_BACK, EVICTED = int(Counter.WRITTEN_BACK), int(Counter.EVICTED)
 BYTES_H2D, BYTES_D2H = int(Counter.BYTES_H2D), int(Counter.BYTES_D2H)
 
 
@@ -349,7 +349,7 @@ def release_slots(part, tally, victims, slots, num_free, marked, codes, index, b
         is_dirty = np.int64(flags & DIRTY)
         back_slots[at(num_back)], back_rows[at(num_back)] = slot, row  # overwritten by the next one if not dirty
         num_back += is_dirty
-        tally[at(table), DEMOTED] += 1
+        tally[at(table), EVICTED] += 1
         tally[at(table), WRITTEN_BACK] += is_dirty
         codes[at(row)] = host_code(used + 1, flags != 0)
         slot_rows[slot] = -1
@@ -546,7 +546,7 @@ def count_taken(takers, table_ends, tally):
         while u < takers.size and takers[u] < table_ends[table]:
             u += 1
         tally[table, FETCHED] += u - first
-        tally[table, PROMOTED] += u - first
+        tally[table, ADMITTED] += u - first
 
 
 @kernel()

@@ -40,8 +40,8 @@ class TableCounts:
     lookup_hits: int = 0
     row_hits: int = 0
     resident_rows: int = 0  # on the device now
-    promoted: int = 0
-    demoted: int = 0
+    admitted: int = 0
+    evicted: int = 0
     fetched: int = 0
     written_back: int = 0
     bytes_h2d: int = 0
@@ -377,8 +377,8 @@ COUNT_FIELDS: Final = (
     CountField("hit_rate", f"{TIERS}/hit_rate", "hit_rate", by_table=True),
     CountField("row_hit_rate", f"{TIERS}/row_hit_rate", "row_hit_rate", by_table=True),
     CountField("resident_rows", f"{TIERS}/resident_rows", None, by_table=True),
-    CountField("promoted", f"{TIERS}/promoted_rows_per_step", "promoted", 1, by_table=True),
-    CountField("demoted", f"{TIERS}/demoted_rows_per_step", "demoted", 1),
+    CountField("admitted", f"{TIERS}/admitted_rows_per_step", "admitted_rows", 1, by_table=True),
+    CountField("evicted", f"{TIERS}/evicted_rows_per_step", "evicted_rows", 1),
     CountField("fetched", f"{TIERS}/fetched_rows_per_step", "fetched_rows", 1),
     CountField("written_back", f"{TIERS}/written_back_rows_per_step", "written_back_rows", 1),
     CountField("bytes_h2d", f"{TIERS}/kib_to_device_per_step", "bytes_h2d", 1024),

@@ -60,8 +60,8 @@ class RunSummary:
     # Rows and lookups; see `TableCounts`.
     hit_rate: float | None
     row_hit_rate: float | None
-    promoted: int
-    demoted: int
+    admitted_rows: int
+    evicted_rows: int
     fetched_rows: int
     written_back_rows: int
     bytes_h2d: int

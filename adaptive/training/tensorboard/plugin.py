@@ -32,12 +32,12 @@ class TableRows(TypedDict):
     resident: list[int]
     watched: list[int]
     saturated: list[int]
-    promoted: list[float]
-    demoted: list[float]
-    live_keys: list[int]
     admitted: list[float]
-    expired: list[float]
     evicted: list[float]
+    live_keys: list[int]
+    admitted_keys: list[float]
+    expired_keys: list[float]
+    evicted_keys: list[float]
     index_load: list[float]  # live keys for each place of their index; only of all tables together
     unadmitted: list[float]  # share of lookups of keys without a row
 
@@ -131,12 +131,12 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
         "resident": [at_end.resident_rows for at_end in counts],
         "watched": [at_end.watched_rows for at_end in counts],
         "saturated": [at_end.saturated_rows for at_end in counts],
-        "promoted": [flow.promoted / span for flow, span in zip(counts, spans, strict=True)],
-        "demoted": [flow.demoted / span for flow, span in zip(counts, spans, strict=True)],
+        "admitted": [flow.admitted / span for flow, span in zip(counts, spans, strict=True)],
+        "evicted": [flow.evicted / span for flow, span in zip(counts, spans, strict=True)],
         "live_keys": [at_end.live_keys for at_end in counts],
-        "admitted": [flow.admitted_keys / span for flow, span in zip(counts, spans, strict=True)],
-        "expired": [flow.expired_keys / span for flow, span in zip(counts, spans, strict=True)],
-        "evicted": [flow.evicted_keys / span for flow, span in zip(counts, spans, strict=True)],
+        "admitted_keys": [flow.admitted_keys / span for flow, span in zip(counts, spans, strict=True)],
+        "expired_keys": [flow.expired_keys / span for flow, span in zip(counts, spans, strict=True)],
+        "evicted_keys": [flow.evicted_keys / span for flow, span in zip(counts, spans, strict=True)],
         "index_load": [at_end.index_load or 0.0 for at_end in counts],
         "unadmitted": [flow.unadmitted_lookup_share or 0.0 for flow in counts],
     }

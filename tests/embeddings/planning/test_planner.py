@@ -258,7 +258,7 @@ def test_a_clean_row_leaves_without_being_copied() -> None:
     embeddings.rows.flush()
     (planned,) = step_all(embeddings, [bags([3])])
     assert written_back(plan_of(planned)) == {} and plan_of(planned).moves.swapped == 0
-    assert plan_of(planned).tally[0, [Counter.DEMOTED, Counter.WRITTEN_BACK]].tolist() == [1, 0]
+    assert plan_of(planned).tally[0, [Counter.EVICTED, Counter.WRITTEN_BACK]].tolist() == [1, 0]
     assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1, 2, 3])]))
 
 
@@ -272,8 +272,8 @@ def test_counts_of_a_batch() -> None:
         "ROW_HITS": 1,
         "FETCHED": 2,
         "WRITTEN_BACK": 1,
-        "PROMOTED": 2,
-        "DEMOTED": 1,
+        "ADMITTED": 2,
+        "EVICTED": 1,
         "BYTES_H2D": 2 * 16,
         "BYTES_D2H": 16,
     }

@@ -176,7 +176,7 @@ def test_a_row_with_skipped_updates_only_is_not_written_back() -> None:
     done = step_all(embeddings, batches)
     tallies = [planned.works[0].plan.tally[0] for planned in done if planned.works[0].plan is not None]
     # Each pair changes at its first visit only, and is written back once, when the other pair comes.
-    assert [tally[Counter.DEMOTED] for tally in tallies] == [0, 2, 2, 2, 2, 2]
+    assert [tally[Counter.EVICTED] for tally in tallies] == [0, 2, 2, 2, 2, 2]
     assert [tally[Counter.WRITTEN_BACK] for tally in tallies] == [0, 2, 2, 0, 0, 0]
     assert [tally[Counter.SKIPPED_UPDATES] for tally in tallies] == [0, 0, 2, 2, 2, 2]
     assert planner_of(embeddings).slots.dirty().tolist() == []

@@ -363,7 +363,7 @@ def test_release_writes_back_changed_rows_only(choose: Choose) -> None:
     assert slots["flags"].tolist() == [0] * 5
     assert (slots["free"] + np.arange(4, -1, -1)).tolist() == [4, 3, 1, 2, 0]
     assert slots["codes"][[1, 3, 6, 9, 5]].tolist() == [-11, -11, -7, -8, ON_HOST]  # used by batches 4, 4, 2 and 3
-    assert counted(tally) == {"WRITTEN_BACK": [2, 0], "DEMOTED": [2, 2]}
+    assert counted(tally) == {"WRITTEN_BACK": [2, 0], "EVICTED": [2, 2]}
 
 
 @both

@@ -22,7 +22,7 @@ def test_a_rehearsal_evicts_rows_and_defers_updates():
     dataset = open_data(run)
     totals = rehearsal.train_little(run, shape_of(dataset), first_batches(run, dataset))
     counts = sum_tables(list(totals.tables.values()))
-    assert counts.demoted > 0 and counts.written_back > 0 and counts.deferred_updates > 0
+    assert counts.evicted > 0 and counts.written_back > 0 and counts.deferred_updates > 0
 
 
 def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ from adaptive.training.telemetry.record import Histogram, TableCounts, add_count
 def test_two_tables_written_out():
     counts = np.zeros((2, len(Counter)), np.int64)
     counts[0, [Counter.LOOKUPS, Counter.LOOKUP_HITS, Counter.UNIQUE_ROWS, Counter.ROW_HITS]] = 100, 75, 40, 10
-    counts[0, [Counter.PROMOTED, Counter.FETCHED, Counter.DEMOTED, Counter.WRITTEN_BACK]] = 30, 29, 20, 19
+    counts[0, [Counter.ADMITTED, Counter.FETCHED, Counter.EVICTED, Counter.WRITTEN_BACK]] = 30, 29, 20, 19
     counts[0, [Counter.BYTES_H2D, Counter.BYTES_D2H]] = 29 * 64, 19 * 64
     counts[1, [Counter.LOOKUPS, Counter.SKIPPED_LOOKUPS, Counter.UNIQUE_ROWS, Counter.SKIPPED_UPDATES]] = 10, 9, 4, 3
     tables = table_counts(
@@ -25,10 +25,10 @@ def test_two_tables_written_out():
         lookup_hits=75,
         unique_rows=40,
         row_hits=10,
-        promoted=30,
+        admitted=30,
         fetched=29,
         bytes_h2d=29 * 64,
-        demoted=20,
+        evicted=20,
         written_back=19,
         bytes_d2h=19 * 64,
         resident_rows=500,

@@ -30,8 +30,8 @@ COUNTS = TableCounts(
     unique_rows=40,
     row_hits=10,
     resident_rows=500,
-    promoted=30,
-    demoted=20,
+    admitted=30,
+    evicted=20,
     fetched=29,
     written_back=19,
     bytes_h2d=2900,
@@ -48,8 +48,8 @@ TIER_TAGS = {
     "3_tiers/row_hit_rate": 0.25,
     "3_tiers/resident_rows": 500,
     "3_tiers/device_rows": 600,
-    "3_tiers/promoted_rows_per_step": 3,
-    "3_tiers/demoted_rows_per_step": 2,
+    "3_tiers/admitted_rows_per_step": 3,
+    "3_tiers/evicted_rows_per_step": 2,
     "3_tiers/fetched_rows_per_step": 2.9,
     "3_tiers/written_back_rows_per_step": 1.9,
     "3_tiers/kib_to_device_per_step": 290 / 1024,
@@ -66,7 +66,7 @@ TABLE_TAGS = {
     "7_tables/{}/hit_rate": 0.75,
     "7_tables/{}/row_hit_rate": 0.25,
     "7_tables/{}/resident_rows": 500,
-    "7_tables/{}/promoted_rows_per_step": 3,
+    "7_tables/{}/admitted_rows_per_step": 3,
     "7_tables/{}/saturated_rows": 3,
     "7_tables/{}/skipped_update_share": 0.25,
 }
@@ -120,7 +120,7 @@ def test_tags_and_values(tmp_path):
         **{tag.format("site"): value for tag, value in TABLE_TAGS.items()},
     }
     assert {tag: found[tag] for tag in expected} == pytest.approx(expected)
-    assert found["7_tables/user/promoted_rows_per_step"] == 0
+    assert found["7_tables/user/admitted_rows_per_step"] == 0
     assert "7_tables/user/hit_rate" not in found  # no lookups: unknown, not 0
     spread = {f"3_tiers/{rate}_of_tables_p{p}" for rate in ("hit_rate", "row_hit_rate") for p in (5, 50, 95)}
     assert set(found) - set(expected) - spread == {
@@ -137,13 +137,13 @@ def test_groups_are_ordered_by_importance(tmp_path):
 
 
 def test_counts_are_per_step(tmp_path):
-    short = replace(COUNTS, promoted=12)
+    short = replace(COUNTS, admitted=12)
     view = TensorBoardView(tmp_path, ["site"])
     write_all(view, interval(10), interval(14, tables={"site": short}))
-    assert [event.value for event in read(tmp_path).Scalars("3_tiers/promoted_rows_per_step")] == [3, 3]
+    assert [event.value for event in read(tmp_path).Scalars("3_tiers/admitted_rows_per_step")] == [3, 3]
     resumed = TensorBoardView(tmp_path / "resumed", ["site"])
     write_all(resumed, ResumeRecord(step=1000, dropped=0), interval(1004, tables={"site": short}))
-    assert latest(tmp_path / "resumed")["7_tables/site/promoted_rows_per_step"] == 3
+    assert latest(tmp_path / "resumed")["7_tables/site/admitted_rows_per_step"] == 3
 
 
 def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
@@ -206,7 +206,7 @@ def test_layout_has_one_page_whose_tags_exist(tmp_path):
     lines = {chart.title: list(chart.multiline.tag) for chart in page.chart if chart.HasField("multiline")}
     assert all(len(tags) == 1 for tags in lines.values())  # two lines of a run would have one colour
     assert lines["training loss (equal runs share one line)"] == ["^1_training/loss$"]
-    assert lines["rows promoted to the device per step"] == ["^3_tiers/promoted_rows_per_step$"]
+    assert lines["rows admitted to the device per step"] == ["^3_tiers/admitted_rows_per_step$"]
     bands = {chart.title: [(s.lower, s.value, s.upper) for s in chart.margin.series] for chart in page.chart}
     assert bands["rows on the device (band: free slots)"] == [
         ("3_tiers/resident_rows", "3_tiers/resident_rows", "3_tiers/device_rows")
@@ -243,21 +243,21 @@ def test_histogram_of_update_sizes(tmp_path):
 
 def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
     names = [f"t{i}" for i in range(40)]
-    tables = {name: replace(EMPTY, promoted=1, lookups=10, lookup_hits=index) for index, name in enumerate(names)}
+    tables = {name: replace(EMPTY, admitted=1, lookups=10, lookup_hits=index) for index, name in enumerate(names)}
     sizes = [1000 - i if i % 5 else 1 for i in range(40)]  # t0, t5, ... t35 are the smallest eight
     write_all(TensorBoardView(tmp_path, names, sizes), interval(tables=tables))
     found = latest(tmp_path)
     shown = {tag.split("/")[1] for tag in found if tag.startswith("7_tables/")} - {"other"}
     assert shown == {name for index, name in enumerate(names) if index % 5}
-    assert found["7_tables/other/promoted_rows_per_step"] == pytest.approx(0.8)
-    assert found["3_tiers/promoted_rows_per_step"] == 4
+    assert found["7_tables/other/admitted_rows_per_step"] == pytest.approx(0.8)
+    assert found["3_tiers/admitted_rows_per_step"] == 4
     assert found["7_tables/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
 
 
 def test_a_table_may_be_called_other(tmp_path):
     write_all(TensorBoardView(tmp_path, ["all", "other"]), interval(tables={"all": COUNTS, "other": COUNTS}))
     found = latest(tmp_path)
-    assert found["7_tables/other_table/promoted_rows_per_step"] == found["7_tables/all/promoted_rows_per_step"] == 3
+    assert found["7_tables/other_table/admitted_rows_per_step"] == found["7_tables/all/admitted_rows_per_step"] == 3
     assert not [tag for tag in found if tag.startswith("7_tables/other/")]
 
 

@@ -52,7 +52,7 @@ def test_runs_are_found_where_they_lie(tmp_path: Path) -> None:
 
 
 def test_rows_by_table(tmp_path: Path) -> None:
-    """Counts "now" as they are, flows per step: intervals of ten steps, with 7 n rows promoted and 3 n demoted."""
+    """Counts "now" as they are, flows per step: intervals of ten steps, with 7 n rows admitted and 3 n evicted."""
     found = rows_of(write_run(tmp_path / "a", intervals=3, skips=True) / "metrics.jsonl")
     assert (found["policy"], found["host"], found["steps"]) == ("lfu", "memory", [10, 20, 30])
     assert found["device_rows"] == [1000, 1000, 1000]
@@ -65,11 +65,14 @@ def test_rows_by_table(tmp_path: Path) -> None:
         "saturated": [1, 2, 3],
     }
     whole, first, second = found["tables"]
-    keys = {key: [0, 0, 0] for key in ("live_keys", "admitted", "expired", "evicted", "index_load", "unadmitted")}
-    assert first == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9], **keys}
+    keys = {
+        key: [0, 0, 0]
+        for key in ("live_keys", "admitted_keys", "expired_keys", "evicted_keys", "index_load", "unadmitted")
+    }
+    assert first == {**user, "admitted": [0.7, 1.4, 2.1], "evicted": [0.3, 0.6, 0.9], **keys}
     assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
     assert whole["is_whole"] and whole["rows"] == first["rows"] + second["rows"]
-    for name in ("resident", "watched", "saturated", "promoted", "demoted"):
+    for name in ("resident", "watched", "saturated", "admitted", "evicted"):
         assert whole[name] == pytest.approx([a + b for a, b in zip(first[name], second[name], strict=True)])
 
 
@@ -90,7 +93,7 @@ def test_keys_by_table(tmp_path: Path) -> None:
     (user,) = rows_of(metrics)["tables"]
     assert (user["live_keys"], user["unadmitted"]) == ([40, 80], [1.0, 1.0])
     assert user["index_load"] == [0.4, 0.2]
-    assert (user["admitted"], user["expired"], user["evicted"]) == ([7.0, 14.0], [2.0, 2.0], [1.0, 2.0])
+    assert (user["admitted_keys"], user["expired_keys"], user["evicted_keys"]) == ([7.0, 14.0], [2.0, 2.0], [1.0, 2.0])
 
 
 def test_a_single_table_has_no_lane_for_all(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ def test_long_runs_are_thinned_without_loss(tmp_path: Path) -> None:
     steps, user = found["steps"], found["tables"][1]
     assert len(steps) <= MOST_POINTS and steps[:2] == [30, 60] and steps[-1] == 10 * intervals
     spans = [end - start for start, end in zip([0, *steps], steps, strict=False)]
-    moved = sum(rate * span for rate, span in zip(user["promoted"], spans, strict=True))
+    moved = sum(rate * span for rate, span in zip(user["admitted"], spans, strict=True))
     assert moved == pytest.approx(7 * intervals * (intervals + 1) / 2)
     assert user["resident"][0] == 30
 
@@ -215,7 +218,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     for told in (
         "on the device    120 (4.0%)",
         "in host memory    2,880",
-        "promoted per step    8.4",
+        "admitted per step    8.4",
         "saturated    12",
     ):
         assert told in dom, told

@@ -49,8 +49,8 @@ function build() {
   const run = make('select', {id: 'run', onchange: rows, ariaLabel: 'run'});
   const kinds = [['share', 'relative to the table (square root)'], ['own', 'relative to the maximum']];
   const kind = make('select', {id: 'kind', onchange: paint}, ...kinds.map(([value, text]) => new Option(text, value)));
-  const legend = [['device', 'on the device'], ['host', 'in host memory'], ['file', 'in files'], ['in', 'promoted per step'],
-    ['out', 'demoted per step'], ...LINES];
+  const legend = [['device', 'on the device'], ['host', 'in host memory'], ['file', 'in files'], ['in', 'admitted per step'],
+    ['out', 'evicted per step'], ...LINES];
   const entries = legend.map(([name, text]) => {
     const colour = make('span');
     colour.style.background = `var(--${name})`;
@@ -151,11 +151,11 @@ function showTip(table, place, event) {
     `${table.name}, step ${count(shown.steps[place])}`,
     `on the device    ${count(resident)}${share}`,
     `in ${shown.host === 'file' ? 'files' : 'host memory'}    ${elsewhere}`,
-    `promoted per step    ${count(table.promoted[place])}    since step ${count(from)}`,
-    `demoted per step    ${count(table.demoted[place])}`,
+    `admitted per step    ${count(table.admitted[place])}    since step ${count(from)}`,
+    `evicted per step    ${count(table.evicted[place])}`,
     ...(table.watched[place] ? ['watched', 'saturated'] : []).map(
       key => `${key.replace('_', ' ')}    ${count(table[key][place])}`),
-    ...(table.live_keys[place] ? ['live_keys', 'admitted', 'expired', 'evicted'] : []).map(
+    ...(table.live_keys[place] ? ['live_keys', 'admitted_keys', 'expired_keys', 'evicted_keys'] : []).map(
       key => `${key.replace('_', ' ')}${key === 'live_keys' ? '' : ' per step'}    ${count(table[key][place])}` +
         (key === 'live_keys' && table.rows ? ` (${(100 * table[key][place] / table.rows).toFixed(1)}%)` : '')),
     ...(table.live_keys[place] && (table.is_whole || shown.tables.length === 1)

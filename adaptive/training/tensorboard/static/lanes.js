@@ -80,14 +80,14 @@ function lane(svg, run, table, top, x, kind, width) {
   svg.append(group);
 }
 
-/** Rows promoted (up) and demoted (down) per step, relative to the maximum in this lane. */
+/** Rows admitted (up) and evicted (down) per step, relative to the maximum in this lane. */
 function moves(group, table, x, middle) {
-  const most = Math.max(...table.promoted, ...table.demoted), half = MOVES / 2 - 1;
-  group.append(element('line', {x1: NAME, x2: x(table.promoted.length - 1), y1: middle, y2: middle, class: 'mark'}));
+  const most = Math.max(...table.admitted, ...table.evicted), half = MOVES / 2 - 1;
+  group.append(element('line', {x1: NAME, x2: x(table.admitted.length - 1), y1: middle, y2: middle, class: 'mark'}));
   if (!(most > 0)) return;
   const to = (values, sign) => area(values.map(value => sign * half * value / most), x, middle);
-  group.append(element('path', {d: to(table.promoted, 1), class: 'in'}));
-  group.append(element('path', {d: to(table.demoted, -1), class: 'out'}));
+  group.append(element('path', {d: to(table.admitted, 1), class: 'in'}));
+  group.append(element('path', {d: to(table.evicted, -1), class: 'out'}));
   group.append(element('text', {x: NAME - 6, y: middle + 3, class: 'tick'}, `±${count(most)}/step`));
 }
 
