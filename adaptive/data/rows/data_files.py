@@ -95,6 +95,11 @@ def find_files(spec: str, *, list_folder: Callable[[Path], list[Path]] | None = 
         paths = [Path(match) for match in sorted(glob.glob(str(path)))] if is_pattern else [path]
         if list_folder is not None:
             paths = [file for path in paths for file in (list_folder(path) if path.is_dir() else [path])]
+        if not paths and path.is_dir():
+            raise InputError(
+                f"{path}: expected files with the ending of the format in the folder, got none. Check the path; names "
+                "that begin with _ or . are left out."
+            )
         if not paths:
             raise InputError(
                 f"data: expected a pattern that matches files, got {part!r}. Check the folder and the quotes."

@@ -37,7 +37,8 @@ _MEANINGS = {
     "frame.astype({'user': 'Int64'}). Numbers of more than 64 bits are ids of kind = 'string'. Name texts for "
     "missing values in the schema: null = [TEXTS].",
     "hex": "expected 1 to 16 hex digits. For other ids set kind = 'string' in the schema.",
-    "time": "expected a time of the schema's kind: number, or iso (YYYY-MM-DD HH:MM:SS). Set kind in [time].",
+    "time": "expected a time of the schema's kind: number, or iso (YYYY-MM-DD HH:MM:SS, then perhaps Z, UTC or an "
+    "offset such as +01:00; convert other zones to UTC). Set kind in [time].",
     "missing": "the field is empty, and the schema says missing = 'reject'. Use missing = 'row' to accept it.",
     "float": "floats from 2^53 on (float32: 2^24) stand for several whole numbers, so ids merge. Store the column as "
     "integers or texts; pandas keeps integers with gaps as Int64: frame.astype({'user': 'Int64'}).",

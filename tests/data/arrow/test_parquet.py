@@ -322,6 +322,9 @@ def test_folders_patterns_and_lists_of_files(tmp_path: Path) -> None:
         keys(f"{root}/x*")
     with pytest.raises(InputError, match="expected a file, got an error"):
         keys(f"{root}/x.parquet")
+    (tmp_path / "other" / "_dt=1").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"other: expected files with the ending.* begin with _ or \. are left out"):
+        keys(f"{tmp_path}/other")
 
 
 def test_files_may_differ_in_types_and_order_of_columns(tmp_path: Path) -> None:
