@@ -20,7 +20,7 @@ from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
-from adaptive.training.telemetry.report import RunSummary, summary_text
+from adaptive.training.telemetry.report import RunSummary, details_text, run_text
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 
 
@@ -123,7 +123,9 @@ class Recording:
         of, eval_samples = ("training", 0) if latest is None else ("evaluation", latest.samples)
         quality = {"auc": auc, "log_loss": log_loss, "accuracy": accuracy, "auc_of": of, "eval_samples": eval_samples}
         summary = RunSummary.of(self._name, recorder.totals, quality)
-        return {**summary.to_json(), "table": summary_text(summary, recorder.totals, table_rows=self._rows)}
+        rows, misses = sum(self._rows.values()), self._embeddings.policy.misses
+        text = run_text(summary, recorder.totals, rows=rows, misses=misses)
+        return {**summary.to_json(), "table": f"{text}\n{details_text(summary, recorder.totals, self._rows)}"}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -33,7 +33,7 @@ from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
-from adaptive.training.telemetry.report import RunSummary, short_text, summary_text
+from adaptive.training.telemetry.report import RunSummary, details_text, run_text
 from adaptive.training.telemetry.tensorboard import TensorBoardView
 from adaptive.training.trainer import Trainer
 
@@ -209,14 +209,14 @@ class Run:
         summary.compile_s = compile_s  # no fact about the run
         totals, run = self.recorder.totals, shlex.quote(str(path))
         rows, misses = sum(self._table_rows.values()), self.components.embeddings.policy.misses
-        text = short_text(summary, totals, rows=rows, misses=misses, run=run)
+        text = run_text(summary, totals, rows=rows, misses=misses, run=run)
         if hint := steps_hint(self.config, summary.samples):
             text += f"\n{hint}\n"
         text += quality_hint(self.config, self.recorder.evaluations)
         curves = f"   curves: tensorboard --logdir {shlex.quote(str(path.parent))}" if self.config.tensorboard else ""
         text += f"\n{path}{curves}\nmore: adaptive-train run ... --verbose (stages, tables, traffic)"
         commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
-        details = summary_text(summary, totals, table_rows=self._table_rows) + f"\nnext:{commands}"
+        details = details_text(summary, totals, self._table_rows) + f"\nnext:{commands}"
         return {**summary.to_json(), "table": text, "details": details}
 
     def _train(self) -> Evaluation | None:

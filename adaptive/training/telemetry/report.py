@@ -152,7 +152,7 @@ def crossed_numbers(crossed: Crossed, steps: int) -> dict[str, float]:
     return numbers
 
 
-def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, run: str) -> str:
+def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, run: str | None = None) -> str:
     """The summary as the text of a run: what was read, where rows were, what was skipped, how fast, how good.
 
     Args:
@@ -160,7 +160,7 @@ def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str
         totals: of the run.
         rows: of all tables.
         misses: see `Policy.misses`.
-        run: directory of the run, quoted for a shell.
+        run: directory of the run, quoted for a shell; None: a loop that no command can repeat.
     """
     compiled = summary.compile_s
     once = f" (and {compiled:.0f} s to compile, once)" if compiled and compiled >= 0.5 else ""
@@ -172,7 +172,7 @@ def short_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str
         ]
     facts["skipped"] = _skipped_facts(summary, totals)
     facts["speed"] = _speed_facts(summary, totals)
-    if facts["skipped"]:
+    if facts["skipped"] and run is not None:
         policies = ",".join(dict.fromkeys(("lfu", summary.policy)))
         compare = f"  adaptive-train compare --config {run}/run.json --policies {policies}"
         facts["quality"] = ["not compared. Measure it on your data:", compare]
@@ -230,39 +230,37 @@ def _key_facts(summary: RunSummary) -> list[str]:
     return [f"{count_text(summary.live_keys)} have a row now; {events}"]
 
 
-def summary_text(summary: RunSummary, totals: RunTotals, *, table_rows: Mapping[str, int] | None = None) -> str:
-    """The summary as text: lines of totals, then a line for each of the ten largest tables.
+def details_text(summary: RunSummary, totals: RunTotals, table_rows: Mapping[str, int]) -> str:
+    """What `run_text` leaves out: traffic, the policy's numbers, stages, and a line for each of the ten largest tables.
 
-    Args:
-        summary: of the run.
-        totals: of the run.
-        table_rows: number of rows of each table, for the order of tables; default: ordered by lookups.
+    `table_rows`: number of rows of each table.
     """
     later = summary.samples_per_s_later
     compiled = "" if later is None else f" ({count_text(later)} without the first interval)"
-    samples = count_text(summary.samples)
-    if share := summary.skipped_input_share:
-        samples += f" of {count_text(round(summary.samples / (1 - share)))}"
     lines = [
-        f"policy {summary.policy}: {count_text(summary.steps)} steps, "
-        f"{samples} samples, {count_text(summary.samples_per_s)} samples/s{compiled}",
-        *_quality_lines(summary),
-        *_best_line(summary),
+        f"policy {summary.policy}: {count_text(summary.steps)} steps, {count_text(summary.samples)} samples, "
+        f"{count_text(summary.samples_per_s)} samples/s{compiled}",
         f"hit rate: {percent_text(summary.hit_rate)} of lookups, "
         f"{percent_text(summary.row_hit_rate)} of distinct rows per batch",
         f"moved: {count_text(summary.fetched_rows)} rows ({bytes_text(summary.bytes_h2d)}) to the device, "
         f"{count_text(summary.written_back_rows)} rows ({bytes_text(summary.bytes_d2h)}) to the host",
-        *_file_lines(summary),
-        *rank_lines(summary),
-        *skipping_lines(summary),
-        *_latest_skipped(summary, totals),
-        *_speeds(totals),
+        *_skipped_lines(summary, totals),
         *_policy_lines(summary),
         *_time_lines(summary),
         "",
         *_table_lines(totals.tables, table_rows),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _skipped_lines(summary: RunSummary, totals: RunTotals) -> list[str]:
+    """Skipped lookups, and the share at the end of training, which grows as rows become saturated."""
+    share, latest = summary.skipped_update_share, totals.latest_skipped_share or 0.0
+    if not share:
+        return []
+    grown = f"; {percent_text(latest)} in the last interval, as more rows become saturated" if latest > share else ""
+    of_lookups = percent_text(summary.skipped_lookup_share)
+    return [f"skipped: {percent_text(share)} of row updates ({of_lookups} of lookups){grown}"]
 
 
 def _quality_lines(summary: RunSummary) -> list[str]:
@@ -323,65 +321,6 @@ def rank_lines(summary: RunSummary) -> list[str]:
     ]  # fmt: skip
 
 
-def skipping_lines(summary: RunSummary) -> list[str]:
-    """Lines of skipped and dropped work; none if nothing was skipped."""
-    lines = _dropped(summary)
-    lines += _skipped(summary)
-    if summary.watched_rows:
-        lines.append(_watched(summary))
-    return lines
-
-
-def _watched(summary: RunSummary) -> str:
-    return (
-        f"saturated: {count_text(summary.saturated_rows)} of {count_text(summary.watched_rows)} popular rows: an "
-        "update moves them by less than 5% of their length"
-    )
-
-
-def _latest_skipped(summary: RunSummary, totals: RunTotals) -> list[str]:
-    """The share at the end of training, which grows as rows become saturated."""
-    share = totals.latest_skipped_share
-    if not summary.skipped_update_share or not share or share <= summary.skipped_update_share:
-        return []
-    return [f"skipped in the last interval: {percent_text(share)}; the share grows as more rows become saturated"]
-
-
-def _speeds(totals: RunTotals) -> list[str]:
-    """Speed before and since skipping began, which a run can measure alone; `compare` takes turns with a control."""
-    if totals.read_per_s is None:
-        return []
-    speed, later_speed = totals.read_per_s
-    return [
-        f"speed: {count_text(speed)} samples read per second before skipping began, {count_text(later_speed)} since: "
-        f"{later_speed / speed:.2f} times"
-    ]
-
-
-def _dropped(summary: RunSummary) -> list[str]:
-    if not summary.skipped_input_share:
-        return []
-    return [
-        f"left out: {percent_text(summary.skipped_input_share)} of the samples; compare with the policy random_drop "
-        "at the same share"
-    ]
-
-
-def _skipped(summary: RunSummary) -> list[str]:
-    skipped, deferred = summary.skipped_update_share, summary.deferred_update_share or 0.0
-    if not skipped:
-        return []
-    reasons = []
-    if deferred:
-        reasons.append(f"{percent_text(deferred)} postponed and applied together later")
-    if skipped > deferred:
-        reasons.append(f"{percent_text(skipped - deferred)} dropped")
-    return [
-        f"skipped: {percent_text(skipped)} of row updates ({percent_text(summary.skipped_lookup_share)} of "
-        f"lookups): {'; '.join(reasons)}"
-    ]
-
-
 def _policy_lines(summary: RunSummary) -> list[str]:
     numbers = ", ".join(f"{name} {number_text(name, value)}" for name, value in summary.policy_numbers.items())
     return [f"policy reports: {numbers}"] if numbers else []
@@ -400,9 +339,8 @@ def _time_lines(summary: RunSummary) -> list[str]:
     return lines
 
 
-def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None) -> list[str]:
-    sizes = table_rows or {name: counts.lookups for name, counts in tables.items()}
-    names = sorted(tables, key=lambda name: -sizes.get(name, 0))
+def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int]) -> list[str]:
+    names = sorted(tables, key=lambda name: -table_rows.get(name, 0))
     shown = {name: tables[name] for name in names[:MAX_TABLES]}
     if rest := [tables[name] for name in names[MAX_TABLES:]]:
         shown[f"{len(rest)} other tables"] = sum_tables(rest)
@@ -419,9 +357,7 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
         for row, counts in zip(rows, shown.values(), strict=True):
             row.append(count_text(counts.saturated_rows))
             row.append(percent_text(counts.skipped_update_share))
-    keyed = [
-        [name, *key_cells(counts, (table_rows or {}).get(name))] for name, counts in shown.items() if counts.has_keys
-    ]
+    keyed = [[name, *key_cells(counts, table_rows.get(name))] for name, counts in shown.items() if counts.has_keys]
     load = sum_tables(list(tables.values())).index_load
     lines = [] if load is None else [f"index of keys: {percent_text(load)} of its places taken"]
     return aligned([header, *rows]) + (aligned([["table", *KEY_COLUMNS], *keyed]) if keyed else []) + lines
