@@ -31,9 +31,9 @@ class Rows:
         num, optimizer = len(rows), self.optimizer
         none, norms = np.zeros((0, DIM), np.float32), np.empty(num, np.float32)
         update.update(
-            np.asarray(rows), np.arange(num + 1), np.arange(num, dtype=np.int32), np.zeros(0, np.float32), gradients,
-            self.weights, self.state, none, np.zeros((0, self.state.shape[1]), np.float32),
-            optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms[None],
+            (np.asarray(rows), np.arange(num + 1), np.arange(num, dtype=np.int32), np.zeros(0, np.float32), gradients),
+            (self.weights, self.state, none, np.zeros((0, self.state.shape[1]), np.float32)),
+            (optimizer.kind, optimizer.settings(), optimizer.corrections()), (NO_KEYS, norms[None]),
             np.empty((2, DIM), np.float32),
         )  # fmt: skip
         return norms

@@ -9,7 +9,6 @@ import pytest
 import reference
 from numpy.typing import NDArray
 
-from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]  # see `support.variants`
@@ -55,8 +54,8 @@ class TwoTiers:
 
     @property
     def rule(self) -> tuple[Any, ...]:
-        """Arguments of the kernels: kind, settings, corrections, keys (none: float32 is not rounded)."""
-        return self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections(), NO_KEYS
+        """The rule of the kernels: kind, settings, corrections."""
+        return self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections()
 
     def step_slowly(self, location: int, gradient: Floats, squares: Any = None) -> np.float32:
         """One step of the twin; returns its norm."""

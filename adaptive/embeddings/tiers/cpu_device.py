@@ -63,14 +63,14 @@ class CpuRows:
         """Write the vectors (V, D), from slots and host, or from `rows` (U, D) instead of slots."""
         bags = pooling.bag_vectors, pooling.bag_starts, pooling.inverse, pooling.row_locations, pooling.scales
         slots = self.weights if rows is None else rows
-        pool.pool(out, *bags, slots, self._host.weights, len(self.scratch))
+        pool.pool(out, bags, slots, self._host.weights, len(self.scratch))
 
     def update(self, row_updates: RowUpdates, gradients: Floats, number: int) -> Floats:
         """Update rows in place from the gradients (V, D) of batch `number`; return norms, see `DeviceTier.update`."""
         norms, keys = self._norms(len(row_updates.rows)), self._host.rounding_keys(row_updates.rows, number)
         self._decay(row_updates.locations, keys)
-        sums = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
-        update.update(*sums, gradients, *self._tables, *self._rule, keys, norms, self.scratch)
+        lookups = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales, gradients
+        update.update(lookups, self._tables, self._rule, (keys, norms), self.scratch)
         return norms
 
     def _norms(self, number: int) -> Floats:
@@ -94,9 +94,9 @@ class CpuRows:
         if self._decay_factor != 1:
             self._decay(row_updates.locations[deferred.written], keys)
         divided = deferred.now, deferred.summed, deferred.entries, deferred.due
-        lookups = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
-        tables, results = (sums, squares, pending, *self._tables), (keys, norms, self._sum_scratch)
-        deferred_kernels.defer(*divided, *lookups, gradients, *tables, *self._rule, *results)
+        lookups = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales, gradients
+        tables, results = (sums, squares, pending), (keys, norms)
+        deferred_kernels.defer(divided, lookups, tables, self._tables, self._rule, results, self._sum_scratch)
         return norms
 
     def apply_sums(
@@ -118,8 +118,9 @@ class CpuRows:
         norms = self._norms(len(locations))
         if self._decay_factor != 1:
             decay.decay(flip, locations, self._decay_factor, keys, weights, len(self.scratch))
+        places, results = (locations, entries), (keys, norms)
         deferred_kernels.update_from_sums(
-            flip, locations, entries, sums, squares, weights, state, *self._rule, keys, norms, len(self.scratch)
+            flip, places, (sums, squares), weights, state, self._rule, results, len(self.scratch)
         )
         return norms
 

@@ -49,7 +49,8 @@ def pool(
     _check_segments(starts, len(lookups))
     where = _array(row_locations)
     _check_locations(where[lookups], near, far)
-    pool_kernels.pool_range(0, num_bags, _array(out), vectors, starts, lookups, where, _array(scales), near, far)
+    bags_of_rows = vectors, starts, lookups, where, _array(scales)
+    pool_kernels.pool_range(0, num_bags, _array(out), bags_of_rows, near, far)
 
 
 def update(
@@ -72,16 +73,16 @@ def update(
     """As `gpu.update.update`; `hot` is not used."""
     places, lookups = _below(len(weights), slots), _below(len(gradients), vectors)
     tables, count, width = (_array(weights), _array(state)), len(places), weights.shape[1]
-    rule = kind, np.array(settings, np.float32), _array(corrections), _keys(keys), _array(norms)
+    rule, results = (kind, np.array(settings, np.float32), _array(corrections)), (_keys(keys), _array(norms))
     if squares is not None:
-        entries, sums = lookups.astype(np.int64), (_array(gradients), _array(squares))
-        deferred_kernels.apply_sums(0, count, 0, places, entries, *sums, *tables, *rule)
+        of_rows, sums = (places, lookups.astype(np.int64)), (_array(gradients), _array(squares))
+        deferred_kernels.apply_sums(0, count, 0, of_rows, sums, *tables, rule, results)
         return
     ends = _array(segments)
     _check_segments(ends, len(lookups))
-    sent = ends, lookups.astype(np.int32, copy=False), _array(scales), _array(gradients)
-    none = tables[0][:0], tables[1][:0]
-    update_kernels.update_range(0, count, places, *sent, *tables, *none, *rule, empty_rows(1, width))
+    sent = places, ends, lookups.astype(np.int32, copy=False), _array(scales), _array(gradients)
+    tiers = *tables, tables[0][:0], tables[1][:0]
+    update_kernels.update_range(0, count, sent, tiers, rule, results, empty_rows(1, width))
 
 
 def decay(weights: Tensor, slots: Tensor, factor: float, keys: Tensor | None = None) -> None:
@@ -105,8 +106,9 @@ def accumulate(
     places, ends = _below(len(sums), entries), _array(segments)
     lookups = _below(len(gradients), vectors).astype(np.int32, copy=False)
     _check_segments(ends, len(lookups))
-    sent, tables = (ends, lookups, _array(scales), _array(gradients)), (_array(sums), _array(squares), _array(pending))
-    deferred_kernels.accumulate(0, len(places), places, *sent, *tables, empty_rows(1, sums.shape[1]))
+    sent = places, ends, lookups, _array(scales), _array(gradients)
+    tables = _array(sums), _array(squares), _array(pending)
+    deferred_kernels.accumulate(0, len(places), sent, tables, empty_rows(1, sums.shape[1]))
 
 
 def copy_rows(

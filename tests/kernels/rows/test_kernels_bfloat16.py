@@ -59,7 +59,7 @@ def test_updates_round_once_and_keep_state_in_float32(
         norms, wide_norms = np.full((2, 2, 5), np.nan, np.float32)
         for tables, kept, measured in ((rows.tables, keys, norms), (tuple(rows.wide), NO_KEYS, wide_norms)):
             choose(update.update)(
-                LOCATIONS, *sums, *tables, *rows.rule[:3], kept, measured, np.empty((num_chunks, dim), np.float32)
+                (LOCATIONS, *sums), tables, rows.rule, (kept, measured), np.empty((num_chunks, dim), np.float32)
             )
         np.testing.assert_array_equal(norms, wide_norms)
         rows.assert_rounded(LOCATIONS, keys)
@@ -84,8 +84,8 @@ def test_deferred_sums_are_rounded_when_applied(
             (rows.tables, tuple(rows.wide)), (keys[written] if len(keys) else keys, NO_KEYS), states, strict=True
         ):
             choose(deferred.defer)(
-                now, summed, entries, at, LOCATIONS, segments, vectors, NOTHING, gradients, *sums, pending,
-                *tables, *rows.rule[:3], kept, np.empty((1, len(written)), np.float32),
+                (now, summed, entries, at), (LOCATIONS, segments, vectors, NOTHING, gradients), (*sums, pending),
+                tables, rows.rule, (kept, np.empty((1, len(written)), np.float32)),
                 np.empty((2 * deferred.BLOCK, dim + 1), np.float32),
             )  # fmt: skip
         rows.assert_rounded(LOCATIONS[written], keys[written] if len(keys) else keys)
@@ -116,7 +116,7 @@ def test_pooling_sums_the_same_float32_values(choose: Choose, dim: int, seed: in
     scales = rng.normal(size=starts[-1] if scaled else 0).astype(np.float32)
     results = np.zeros((2, 6, dim), np.float32)
     for out, tables in zip(results, ((device, far), (widen(device), widen(far))), strict=True):
-        choose(pool.pool)(out, np.arange(6, dtype=np.int32), starts, inverse, locations, scales, *tables, 2)
+        choose(pool.pool)(out, (np.arange(6, dtype=np.int32), starts, inverse, locations, scales), *tables, 2)
     np.testing.assert_array_equal(results[0], results[1])
 
 

@@ -43,10 +43,10 @@ class Watched(TwoTiers):
         due = np.flatnonzero(fates[summed] == DUE).astype(np.int32)
         written, listed = np.concatenate([now, summed[due]]), np.full(len(now) + len(due), np.nan, np.float32)
         choose(defer)(
-            now, summed, entries[summed].astype(np.int32), due,
-            np.array([self.location(entry) for entry in entries], np.int64),
-            np.asarray(segments, np.int64), np.asarray(vectors, np.int32), np.asarray(scales, np.float32),
-            gradients, self.sums, self.squares, self.pending, *self.tables, *self.rule, listed[None],
+            (now, summed, entries[summed].astype(np.int32), due),
+            (np.array([self.location(entry) for entry in entries], np.int64), np.asarray(segments, np.int64),
+             np.asarray(vectors, np.int32), np.asarray(scales, np.float32), gradients),
+            (self.sums, self.squares, self.pending), self.tables, self.rule, (NO_KEYS, listed[None]),
             np.full((num_chunks * BLOCK, self.dim + 1), np.nan, np.float32),
         )  # fmt: skip
         norms[written] = listed
@@ -187,8 +187,8 @@ def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) ->
     sums, squares = floats([9], [3], [4]), floats([9], [16], [16])
     optimizer = RowwiseAdagrad(4.0, eps=0.0)
     choose(apply_sums)(
-        1, 3, tier, np.array([0, 1, ~1]), np.array([0, 2, 1]), sums, squares, weights, state,
-        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms[None],
+        1, 3, tier, (np.array([0, 1, ~1]), np.array([0, 2, 1])), (sums, squares), weights, state,
+        (optimizer.kind, optimizer.settings(), optimizer.corrections()), (NO_KEYS, norms[None]),
     )  # fmt: skip
     moved = -2 if tier < 0 else -3  # 1 - 4 * 3 / sqrt(16), 1 - 4 * 4 / sqrt(16)
     np.testing.assert_array_equal(weights, [[1], [moved], [1]])
@@ -215,9 +215,8 @@ def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOp
         norms = np.empty(5, np.float32)
         deferred_norms = summed.defer(choose, entries, segments, vectors, [], gradients, [DUE] * 5)
         update.update(
-            np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients,
-            *plain.tables, *plain.rule, norms[None],
-            np.empty((1, dim), np.float32),
+            (np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients),
+            plain.tables, plain.rule, (NO_KEYS, norms[None]), np.empty((1, dim), np.float32),
         )  # fmt: skip
         np.testing.assert_array_equal(deferred_norms, norms)
         assert summed.equals(plain)
@@ -273,9 +272,9 @@ def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimize
     twin.defer_slowly(np.arange(7), np.arange(8), np.arange(7), [], gradients, [WAITS] * 7)
     norms, locations = np.empty(3, np.float32), np.array([rows.location(entry) for entry in entries])
     choose(update_from_sums)(
-        tier, locations, entries, rows.sums, rows.squares,
+        tier, (locations, entries), (rows.sums, rows.squares),
         *((rows.device, rows.device_state) if tier == 0 else (rows.host, rows.host_state)),
-        *rows.rule, norms[None], num_chunks,
+        rows.rule, (NO_KEYS, norms[None]), num_chunks,
     )  # fmt: skip
     np.testing.assert_array_equal(norms, [twin.apply_slowly(entry) for entry in entries])
     assert rows.equals(twin)
@@ -287,7 +286,7 @@ def test_accumulate_touches_only_its_range(choose: Choose, optimizer: RowOptimiz
     rows = Watched(optimizer, 3)
     gradients = rows.values(4)
     arguments = np.arange(1, 5), np.arange(5), np.arange(4, dtype=np.int32), NOTHING, gradients
-    choose(accumulate)(1, 3, *arguments, rows.sums, rows.squares, rows.pending, np.empty((1, 3), np.float32))
+    choose(accumulate)(1, 3, arguments, (rows.sums, rows.squares, rows.pending), np.empty((1, 3), np.float32))
     assert rows.keeps({entry: reference.put_off(optimizer, gradients[entry - 1], None) for entry in (2, 3)})
     assert np.isnan(rows.sums[[0, 1, 4, 5, 6]]).all() and np.isnan(rows.squares[[0, 1, 4, 5, 6]]).all()
 

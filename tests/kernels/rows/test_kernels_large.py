@@ -47,13 +47,13 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         out = np.empty((1, DIM), np.float32)
         places = np.array([location])
         bag = np.zeros(1, np.int32), np.array([0, 1]), np.zeros(1, np.int32)
-        pool.pool(out, *bag, places, np.zeros(0, np.float32), device, host, 1)
+        pool.pool(out, (*bag, places, np.zeros(0, np.float32)), device, host, 1)
         np.testing.assert_array_equal(out[0], values[1])
         optimizer, none = SGD(0.5), np.zeros((0, 0), np.float32)
         update.update(
-            places, np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), values[:1],
-            device, none, host, none, optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS,
-            np.empty((1, 1), np.float32), np.empty((1, DIM), np.float32),
+            (places, np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), values[:1]),
+            (device, none, host, none), (optimizer.kind, optimizer.settings(), optimizer.corrections()),
+            (NO_KEYS, np.empty((1, 1), np.float32)), np.empty((1, DIM), np.float32),
         )  # fmt: skip
         np.testing.assert_array_equal(huge[LAST], values[1] - np.float32(0.5) * values[0])
 
@@ -82,9 +82,8 @@ def test_gradients_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
     update.sum_gradients(out, 0, 0, 1, np.array([LAST], np.int32), scales, huge)
     np.testing.assert_array_equal(out, 6)
     entries, huge[LAST] = np.array([LAST], np.int32), 6
-    pool.pool(
-        huge, entries, np.array([0, 1]), np.zeros(1, np.int32), np.array([0]), np.zeros(0, np.float32), out, out, 1
-    )
+    bags = entries, np.array([0, 1]), np.zeros(1, np.int32), np.array([0]), np.zeros(0, np.float32)
+    pool.pool(huge, bags, out, out, 1)
     np.testing.assert_array_equal(huge[LAST], 6)
 
 
@@ -94,11 +93,11 @@ def test_sums_and_squares_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
     entry, pending, optimizer = np.array([LAST]), np.zeros(NUM, np.bool_), Adagrad(4.0, eps=0.0)
     gradients, scratch = np.full((1, DIM), 3, np.float32), np.empty((1, DIM), np.float32)
     lookup = np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), gradients
-    accumulate(0, 1, entry, *lookup, huge, squares, pending, scratch)
+    accumulate(0, 1, (entry, *lookup), (huge, squares, pending), scratch)
     np.testing.assert_array_equal(squares[LAST], 9)
     apply_sums(
-        0, 1, 0, np.zeros(1, np.int64), entry, huge, squares, weights, state,
-        optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, np.empty((1, 1), np.float32),
+        0, 1, 0, (np.zeros(1, np.int64), entry), (huge, squares), weights, state,
+        (optimizer.kind, optimizer.settings(), optimizer.corrections()), (NO_KEYS, np.empty((1, 1), np.float32)),
     )  # fmt: skip
     np.testing.assert_array_equal(weights, -2)
 

@@ -78,7 +78,7 @@ def test_large_outputs_are_pooled_as_small_ones(made: Callable[[int, int], Float
         out, expected = made(num_bags, dim), np.zeros((num_bags, dim), np.float32)
         out.fill(np.nan)
         each = np.arange(len(locations), dtype=np.int32)
-        pool.pool(out, vectors, starts, each, locations, np.zeros(0, np.float32), device, host, 3)
+        pool.pool(out, (vectors, starts, each, locations, np.zeros(0, np.float32)), device, host, 3)
         values = np.where(locations[:, None] >= 0, device[locations], host[~locations])
         for term in range(3):
             long_enough = np.flatnonzero(np.diff(starts) > term)

@@ -138,7 +138,7 @@ def test_pool_sums_bags_over_both_tiers(choose: Choose) -> None:
     device, host = floats([1, 2], [3, 4]), floats([10, 20], [30, 40])
     out = np.full((3, 2), np.nan, np.float32)
     vectors, starts = np.array([2, 0, 1], np.int32), ints(0, 2, 2, 4)
-    choose(pool.pool)(out, vectors, starts, i32(0, 1, 2, 2), ints(0, ~1, 1), floats(), device, host, 1)
+    choose(pool.pool)(out, (vectors, starts, i32(0, 1, 2, 2), ints(0, ~1, 1), floats()), device, host, 1)
     np.testing.assert_array_equal(out, [[0, 0], [6, 8], [31, 42]])
 
 
@@ -148,7 +148,7 @@ def test_pool_runs_in_lookup_order_over_both_tiers(choose: Choose) -> None:
     device, host = floats([1e8], [-1e8]), floats([1.0])
     out = np.empty((1, 1), np.float32)
     for order, expected in (((0, ~0, 1), 0.0), ((0, 1, ~0), 1.0)):
-        choose(pool.pool)(out, i32(0), ints(0, 3), i32(0, 1, 2), ints(*order), floats(), device, host, 1)
+        choose(pool.pool)(out, (i32(0), ints(0, 3), i32(0, 1, 2), ints(*order), floats()), device, host, 1)
         assert out[0, 0] == expected
 
 
@@ -184,7 +184,7 @@ def pooled_slowly(case: tuple[Any, ...]) -> Any:
 @given(case=poolings(), num_chunks=st.integers(1, 3))
 def test_pool_equals_its_twin_for_any_number_of_chunks(choose: Choose, case: Any, num_chunks: int) -> None:
     out = np.full((case[0], case[-1].shape[1]), np.nan, np.float32)
-    choose(pool.pool)(out, *case[1:], num_chunks)
+    choose(pool.pool)(out, case[1:6], *case[6:], num_chunks)
     np.testing.assert_array_equal(out, pooled_slowly(case))
 
 
@@ -196,7 +196,7 @@ def test_pool_range_touches_only_its_bags(choose: Choose, case: Any, first: int)
     expected = pooled_slowly(case)
     expected[case[1][:first]] = 7
     out = np.full_like(expected, 7)
-    choose(pool.pool_range)(first, case[0], out, *case[1:])
+    choose(pool.pool_range)(first, case[0], out, case[1:6], *case[6:])
     np.testing.assert_array_equal(out, expected)
 
 

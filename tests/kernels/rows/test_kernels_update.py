@@ -13,6 +13,7 @@ from support.row_kernels import Choose, Floats, TwoTiers, every_optimizer
 from support.variants import both
 
 from adaptive.kernels.rows.cpu import update
+from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 
@@ -21,9 +22,9 @@ class Rows(TwoTiers):
                num_chunks: int = 1) -> Floats:  # fmt: skip
         norms = np.full((2, len(locations)), np.nan, np.float32)
         choose(update.update)(
-            np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
-            np.asarray(scales, np.float32), gradients, *self.tables, *self.rule, norms,
-            np.full((num_chunks, self.dim), np.nan, np.float32),
+            (np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
+             np.asarray(scales, np.float32), gradients),
+            self.tables, self.rule, (NO_KEYS, norms), np.full((num_chunks, self.dim), np.nan, np.float32),
         )  # fmt: skip
         return norms
 

@@ -53,7 +53,7 @@ class Sums:
         """gradients: segments, vectors, scales, gradients."""
         run(kernels.accumulate, entries, *gradients, *self.device, hot=hot_of(gradients[0]))
         g = np.empty((1, self.twin[0].shape[1]), np.float32)
-        deferred.accumulate(0, len(entries), entries, *gradients, *self.twin, g)
+        deferred.accumulate(0, len(entries), (entries, *gradients), tuple(self.twin), g)
 
     def assert_same(self) -> None:
         for result, expected in zip(self.device, self.twin, strict=True):
@@ -136,8 +136,8 @@ class Rows:
 
     def apply_by_twin(self, slots: Any, entries: Any, sums: Any, squares: Any) -> Floats:
         optimizer, norms = self.optimizer, np.full(len(slots), np.nan, np.float32)
-        numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms[None]
-        deferred.apply_sums(0, len(slots), 0, slots, entries, sums, squares, *self.arrays, *numbers)
+        rule, results = (optimizer.kind, optimizer.settings(), optimizer.corrections()), (NO_KEYS, norms[None])
+        deferred.apply_sums(0, len(slots), 0, (slots, entries), (sums, squares), *self.arrays, rule, results)
         return norms
 
     def assert_same(self, other: "Rows") -> None:
@@ -196,8 +196,8 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
         sums.visit(kernels, entries, *row_updates)
         norms, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
         update.update(
-            locations, *row_updates, *plain.arrays, *(array[:0] for array in plain.arrays),
-            optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, expected[None],
+            (locations, *row_updates), (*plain.arrays, *(array[:0] for array in plain.arrays)),
+            (optimizer.kind, optimizer.settings(), optimizer.corrections()), (NO_KEYS, expected[None]),
             np.empty((1, dim), np.float32),
         )  # fmt: skip
         assert_same_bits(norms, expected)

@@ -84,7 +84,7 @@ def assert_equals_twin(case: tuple[Any, ...]) -> None:
     device, host, locations, vectors, starts, scales, num_vectors = case
     expected = np.full((num_vectors, device.shape[1]), np.nan, np.float32)
     inverse = np.arange(len(locations), dtype=np.int32)
-    pool.pool(expected, vectors.astype(np.int32), starts, inverse, locations, scales, device, host, 1)
+    pool.pool(expected, (vectors.astype(np.int32), starts, inverse, locations, scales), device, host, 1)
     assert_same_bits(pooled(*case), expected)
 
 

@@ -41,9 +41,9 @@ class Rows:
 
     def update_by_twin(self, slots: Any, *row_updates: Any) -> Floats:
         norms, optimizer = np.full((2, len(slots)), np.nan, np.float32), self.optimizer
-        rule = optimizer.kind, optimizer.settings(), optimizer.corrections(), NO_KEYS, norms
+        rule = optimizer.kind, optimizer.settings(), optimizer.corrections()
         host, scratch = (array[:0] for array in self.arrays), np.empty((1, self.dim), np.float32)
-        update.update(slots, *row_updates, *self.arrays, *host, *rule, scratch)
+        update.update((slots, *row_updates), (*self.arrays, *host), rule, (NO_KEYS, norms), scratch)
         return norms
 
 

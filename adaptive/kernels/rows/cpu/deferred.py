@@ -126,25 +126,27 @@ def add_to_sum(tables, entry, g, i, square):
 
 
 @kernel(noalias=True)
-def accumulate(first, last, entries, segments, vectors, scales, gradients, sums, squares, pending, g):
+def accumulate(first, last, lookups, tables, g):
     """Add gradients of the rows [first, last) to sums[entries[u]], or start these sums.
 
-    The sums are marked as pending.
-    entries (U,) int64, each once; gradients are summed as in `update.update`; pending (H,) bool; g (1, D) is scratch.
-    Sums and squares are random rows of large arrays, so those of later rows are prefetched.
+    Locations of the lookups are entries. tables: sums, squares and pending (H,) bool, which marks the sums; g (1, D) is
+    scratch. Sums and squares are random rows of large arrays, so those of later rows are prefetched.
     """
+    entries, segments, vectors, scales, gradients = lookups
+    sums, squares, _ = tables
     ahead, last_row = np.uint64(AHEAD), np.uint64(last)
     for u in range(np.uint64(first), last_row):
         if u + ahead < last_row:
             prefetch_sum(sums, squares, entries[u + ahead])
         entry, start, stop = np.uint64(entries[u]), np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
         square = sum_gradients(g, 0, start, stop, vectors, scales, gradients)
-        add_to_sum((sums, squares, pending), entry, g, 0, square)
+        add_to_sum(tables, entry, g, 0, square)
 
 
 @kernel(inline=True)
-def apply_sum(weights, state, i, sums, squares, entry, kind, settings, corrections, key):
+def apply_sum(weights, state, i, sums, squares, entry, rule, key):
     """`steps.apply_update` with the gradient sums[entry]; the state grows by squares[entry]."""
+    kind, settings, corrections = rule
     dim = sums.shape[1]
     if kind == ADAGRAD:
         change = adagrad_sum_step(weights, i, state, i, squares, entry, sums, entry, settings[LR], settings[EPS], key)
@@ -164,19 +166,17 @@ def apply_sum(weights, state, i, sums, squares, entry, kind, settings, correctio
             settings[LR], settings[BETA], settings[L1], settings[L2], ZERO, TINY, LARGEST, key,
         )  # fmt: skip
     else:  # it uses no squares
-        return apply_update(weights, state, i, sums, entry, ZERO, kind, settings, corrections, key)
+        return apply_update(weights, state, i, sums, entry, ZERO, rule, key)
     return np.float32(math.sqrt(change))
 
 
 @kernel(noalias=True)
-def apply_sums(
-    first, last, flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms
-):
+def apply_sums(first, last, flip, places, sums_squares, weights, state, rule, results):
     """Take one optimizer step with each sum of [first, last) whose row is in one tier.
 
-    flip: as in `update.update_tier`. locations (n,) int64, each row once; entries (n,) int64; keys (n,) or empty, as
-    in `update.update`, and so norms (1 or 2, n).
+    flip: as in `update.update_tier`. places: locations (n,) int64, each row once, and entries (n,) int64.
     """
+    (locations, entries), (sums, squares), (keys, norms) = places, sums_squares, results
     ahead, last_row = np.uint64(AHEAD), np.uint64(last)
     for u in range(np.uint64(first), last_row):
         location = locations[u]
@@ -190,28 +190,26 @@ def apply_sums(
             prefetch_sum(sums, squares, entries[u + ahead])
         row, entry, key = np.uint64(location ^ flip), np.uint64(entries[u]), keys[u] if keys.size > 0 else NEAREST
         measure_row(weights, row, norms, u)
-        norms[0, u] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
+        norms[0, u] = apply_sum(weights, state, row, sums, squares, entry, rule, key)
 
 
 @kernel()
-def apply_chunk(chunk, num_chunks, num_rows, arrays):
-    """`apply_sums` of one chunk. arrays: all of `update_from_sums` but num_chunks."""
-    apply_sums(chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks, *arrays)
+def apply_chunk(chunk, num_chunks, flip, places, sums_squares, weights, state, rule, results):
+    num_rows = places[0].size
+    first, last = chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks
+    apply_sums(first, last, flip, places, sums_squares, weights, state, rule, results)
 
 
 @kernel()
-def update_from_sums(
-    flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms, num_chunks
-):
+def update_from_sums(flip, places, sums_squares, weights, state, rule, results, num_chunks):
     """`apply_sums` for all rows of one tier, or copies (flip 0)."""
-    arrays = flip, locations, entries, sums, squares, weights, state, kind, settings, corrections, keys, norms
-    in_parallel(apply_chunk, num_chunks, num_chunks, locations.size, arrays)
+    in_parallel(apply_chunk, num_chunks, num_chunks, flip, places, sums_squares, weights, state, rule, results)
 
 
 @kernel(inline=True)
-def update_block(span, flip, now, tier, rule, of_block):
+def update_block(span, flip, now, tier, rule, results, of_block):
     """Update those of the rows now[first:last] that are in one tier. of_block: first row, gradients, their squares."""
-    (first, last), (locations, weights, state), (kind, settings, corrections, keys, norms) = span, tier, rule
+    (first, last), (locations, weights, state), (keys, norms) = span, tier, results
     begin, g, totals = of_block
     for i in range(first, last):
         u = np.uint64(now[i])
@@ -219,21 +217,21 @@ def update_block(span, flip, now, tier, rule, of_block):
         if (location < 0) == (flip < 0):
             row, place, key = np.uint64(location ^ flip), u - begin, keys[i] if keys.size > 0 else NEAREST
             measure_row(weights, row, norms, i)
-            norms[0, i] = apply_update(weights, state, row, g, place, totals[place], kind, settings, corrections, key)
+            norms[0, i] = apply_update(weights, state, row, g, place, totals[place], rule, key)
 
 
 @kernel(inline=True)
-def apply_block(span, flip, divided, sums_squares, tier, rule):
+def apply_block(span, flip, divided, sums_squares, tier, rule, results):
     """Apply those of the sums due[first:last] whose row is in one tier."""
     (first, last), (now, summed, entries, due), (sums, squares) = span, divided, sums_squares
-    (locations, weights, state), (kind, settings, corrections, keys, norms) = tier, rule
+    (locations, weights, state), (keys, norms) = tier, results
     for i in range(first, last):
         at = np.uint64(due[i])
         location, entry, place = locations[np.uint64(summed[at])], np.uint64(entries[at]), now.size + i
         if (location < 0) == (flip < 0):
             row, key = np.uint64(location ^ flip), keys[place] if keys.size > 0 else NEAREST
             measure_row(weights, row, norms, place)
-            norms[0, place] = apply_sum(weights, state, row, sums, squares, entry, kind, settings, corrections, key)
+            norms[0, place] = apply_sum(weights, state, row, sums, squares, entry, rule, key)
 
 
 @kernel(inline=True)
@@ -245,7 +243,7 @@ def prefetch_slot(weights, state, location):
 
 
 @kernel(noalias=True)
-def defer_range(rows, divided, lookups, tables, rule, gradient_rows):
+def defer_range(rows, divided, lookups, tables, tiers, rule, results, gradient_rows):
     """`defer` for the rows [first, last); gradient_rows: (BLOCK, D) and (BLOCK,) are scratch.
 
     In blocks of rows: first the gradients of all rows are summed, in lookup order, then the rows of each list use them.
@@ -254,7 +252,7 @@ def defer_range(rows, divided, lookups, tables, rule, gradient_rows):
     """
     (first, last), (now, summed, entries, due), (g, totals) = rows, divided, gradient_rows
     locations, segments, vectors, scales, gradients = lookups
-    sums, squares, pending, weights, state, host_weights, host_state = tables
+    (sums, squares, pending), (weights, state, host_weights, host_state) = tables, tiers
     device, host, num_host = (locations, weights, state), (locations, host_weights, host_state), 0
     for u in range(first, last):
         num_host += locations[u] < 0
@@ -275,41 +273,36 @@ def defer_range(rows, divided, lookups, tables, rule, gradient_rows):
         for u in range(begin_row, np.uint64(end)):
             start, stop, place = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)]), u - begin_row
             totals[place] = sum_gradients(g, place, start, stop, vectors, scales, gradients)
-        update_block((first_now, last_now), 0, now, device, rule, (begin_row, g, totals))
+        update_block((first_now, last_now), 0, now, device, rule, results, (begin_row, g, totals))
         for i in range(first_sum, last_sum):
             place = np.uint64(summed[i]) - begin_row
-            add_to_sum((sums, squares, pending), np.uint64(entries[i]), g, place, totals[place])
-        apply_block((first_due, last_due), 0, divided, (sums, squares), device, rule)
+            add_to_sum(tables, np.uint64(entries[i]), g, place, totals[place])
+        apply_block((first_due, last_due), 0, divided, (sums, squares), device, rule, results)
         if num_host > 0:
-            update_block((first_now, last_now), -1, now, host, rule, (begin_row, g, totals))
-            apply_block((first_due, last_due), -1, divided, (sums, squares), host, rule)
+            update_block((first_now, last_now), -1, now, host, rule, results, (begin_row, g, totals))
+            apply_block((first_due, last_due), -1, divided, (sums, squares), host, rule, results)
         for i in range(first_due, last_due):
             pending[entries[due[i]]] = False
         first_now, first_sum, first_due = last_now, last_sum, last_due
 
 
 @kernel()
-def defer_chunk(chunk, dim, scratch, divided, lookups, tables_rule):
-    """`defer` of one chunk."""
-    segments, num_chunks, (tables, rule) = lookups[1], scratch.shape[0] // BLOCK, tables_rule
+def defer_chunk(chunk, divided, lookups, tables, tiers, rule, results, scratch):
+    _, segments, _, _, gradients = lookups
+    num_chunks, dim = scratch.shape[0] // BLOCK, gradients.shape[1]
     rows = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
     g = scratch[chunk * BLOCK : (chunk + 1) * BLOCK]
-    defer_range(rows, divided, lookups, tables, rule, (g[:, :dim], g[:, dim]))
+    defer_range(rows, divided, lookups, tables, tiers, rule, results, (g[:, :dim], g[:, dim]))
 
 
 @kernel()
-def defer(
-    now, summed, entries, due, row_locations, segments, vectors, scales, gradients, sums, squares, pending,
-    device_weights, device_state, host_weights, host_state, kind, settings, corrections, keys, norms, scratch,
-):  # fmt: skip
+def defer(divided, lookups, tables, tiers, rule, results, scratch):
     """Update the rows `now`, add the gradients of the rows `summed` to sums, and apply the sums that are due.
 
-    now (n,) and summed (m,) int32, ascending: different rows of the U. entries (m,) int32: their rows of sums and
-    squares, each once; pending (H,) bool. due (k,) int32, ascending: positions among the m. keys (n + k,), or empty,
-    and norms (1 or 2, n + k): of the rows `now`, then of those due. scratch (chunks * BLOCK, > D). The other arguments
-    are those of `update.update`.
+    divided: now (n,) and summed (m,) int32, ascending: different rows of the U; entries (m,) int32: their rows of sums
+    and squares, each once; due (k,) int32, ascending: positions among the m. tables: sums, squares and pending (H,)
+    bool. Results are of the rows `now`, then of those due: keys (n + k,), or empty, and norms (1 or 2, n + k). scratch
+    (chunks * BLOCK, > D).
     """
-    divided, lookups = (now, summed, entries, due), (row_locations, segments, vectors, scales, gradients)
-    tables = sums, squares, pending, device_weights, device_state, host_weights, host_state
-    rule, num_chunks = (kind, settings, corrections, keys, norms), scratch.shape[0] // BLOCK
-    in_parallel(defer_chunk, num_chunks, gradients.shape[1], scratch, divided, lookups, (tables, rule))
+    num_chunks = scratch.shape[0] // BLOCK
+    in_parallel(defer_chunk, num_chunks, divided, lookups, tables, tiers, rule, results, scratch)

@@ -103,11 +103,12 @@ def measure_row(weights, i, norms, u):
 
 
 @kernel(inline=True)
-def apply_update(weights, state, i, g, j, squares, kind, settings, corrections, key):
+def apply_update(weights, state, i, g, j, squares, rule, key):
     """Take one optimizer step of row i with gradient g[j] (D,); return the change's L2 norm.
 
     squares: sum of the gradient's squares. A gradient of zero is an update too: Adam's moments decay.
     """
+    kind, settings, corrections = rule
     dim = g.shape[1]
     if kind == SGD_:
         change = sgd_step(weights, i, g, j, settings[LR], key)

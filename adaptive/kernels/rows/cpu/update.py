@@ -21,15 +21,14 @@ def sum_gradients(out, i, start, stop, vectors, scales, gradients):
 
 
 @kernel(noalias=True)
-def update_tier(
-    first, last, flip, row_locations, segments, vectors, scales, gradients, weights, state,
-    kind, settings, corrections, keys, norms, g,
-):  # fmt: skip
+def update_tier(first, last, flip, lookups, weights, state, rule, results, g):
     """Update the rows of [first, last) that are in one tier.
 
     These are slots (flip 0), or rows ~location of the host (flip -1). Rows and states of later updates are prefetched
     here; `sum_rows` prefetches the gradients of later lookups.
     """
+    row_locations, segments, vectors, scales, gradients = lookups
+    keys, norms = results
     ahead = np.uint64(AHEAD)
     for u in range(np.uint64(first), np.uint64(last)):
         location = row_locations[u]
@@ -44,27 +43,23 @@ def update_tier(
         squares = sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         row, key = np.uint64(location ^ flip), keys[u] if keys.size > 0 else NEAREST
         measure_row(weights, row, norms, u)
-        norms[0, u] = apply_update(weights, state, row, g, 0, squares, kind, settings, corrections, key)
+        norms[0, u] = apply_update(weights, state, row, g, 0, squares, rule, key)
 
 
 @kernel()
-def update_range(
-    first, last, row_locations, segments, vectors, scales, gradients,
-    device_weights, device_state, host_weights, host_state, kind, settings, corrections, keys, norms, g,
-):  # fmt: skip
+def update_range(first, last, lookups, tiers, rule, results, g):
     """Update the rows [first, last): see `update`. g (1, D) is this chunk's scratch.
 
     One tier after the other: a loop over both would decide for each row, and cannot promise that arrays do not overlap.
     """
-    num_host = 0
+    row_locations, num_host = lookups[0], 0
+    device_weights, device_state, host_weights, host_state = tiers
     for u in range(first, last):
         num_host += row_locations[u] < 0
-    sums = row_locations, segments, vectors, scales, gradients
-    rule = kind, settings, corrections, keys, norms, g
     if num_host < last - first:
-        update_tier(first, last, 0, *sums, device_weights, device_state, *rule)
+        update_tier(first, last, 0, lookups, device_weights, device_state, rule, results, g)
     if num_host > 0:
-        update_tier(first, last, -1, *sums, host_weights, host_state, *rule)
+        update_tier(first, last, -1, lookups, host_weights, host_state, rule, results, g)
 
 
 @kernel()
@@ -83,29 +78,17 @@ def chunk_start(segments, chunk, num_chunks):
 
 
 @kernel()
-def update_chunk(chunk, segments, dim, scratch, arrays):
-    """Update the rows of one chunk. arrays: all of `update` but scratch."""
-    num_chunks = scratch.shape[0]
+def update_chunk(chunk, lookups, tiers, rule, results, scratch):
+    _, segments, _, _, gradients = lookups
+    num_chunks, dim = scratch.shape[0], gradients.shape[1]
     first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
-    scratch_row = (scratch[chunk : chunk + 1, :dim],)
-    update_range(first, last, *(arrays + scratch_row))
+    update_range(first, last, lookups, tiers, rule, results, scratch[chunk : chunk + 1, :dim])
 
 
 @kernel()
-def update(
-    row_locations, segments, vectors, scales, gradients, device_weights, device_state, host_weights, host_state,
-    kind, settings, corrections, keys, norms, scratch,
-):  # fmt: skip
+def update(lookups, tiers, rule, results, scratch):
     """Sum each row's gradients, take the optimizer step in place and measure it, in one pass.
 
-    row_locations (U,) int64, each row once; its lookups are [segments[u], segments[u + 1]) (int64, none empty) of
-    vectors (int32, rows of `gradients`) and scales (float32, or empty: all 1); gradients (V, D) float32; *_weights
-    (rows, D) and *_state (rows, S) float32 or bfloat16; keys (U,) uint64 round bfloat16 (`rounding`), or empty: to
-    nearest; norms (1 or 2, U) float32 receives the L2 norm of each change and, in a second line, that of the row before
-    it; scratch (chunks, >= D) float32. One thread handles a row, so results do not depend on the number of chunks.
+    scratch (chunks, >= D) float32. One thread handles a row, so results do not depend on the number of chunks.
     """
-    arrays = (
-        row_locations, segments, vectors, scales, gradients, device_weights, device_state, host_weights, host_state,
-        kind, settings, corrections, keys, norms,
-    )  # fmt: skip
-    in_parallel(update_chunk, scratch.shape[0], segments, gradients.shape[1], scratch, arrays)
+    in_parallel(update_chunk, scratch.shape[0], lookups, tiers, rule, results, scratch)

@@ -280,7 +280,7 @@ def test_a_forward_pass_that_is_cut_equals_the_whole(sizes: list[int], on_host: 
     pooling = pooling_of(sizes, locations.tolist(), scaled)
     expected = np.empty((len(sizes), 4), np.float32)
     assert np.array_equal(pooling.locations, locations)
-    pool.pool(expected, *pooling_arguments(pooling), device, host, 1)
+    pool.pool(expected, pooling_arguments(pooling), device, host, 1)
     assert np.array_equal(pool_cut(pooling, device, host), expected)
 
 
@@ -301,7 +301,7 @@ def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarr
         part = cut.on_host
         assert (part.locations < 0).all()
         vectors = np.empty((part.num_vectors, device.shape[1]), np.float32)
-        pool.pool(vectors, *pooling_arguments(part), device[:0], host, 1)
+        pool.pool(vectors, pooling_arguments(part), device[:0], host, 1)
         places = torch.arange(len(vectors)) if cut.host_vectors is None else cut.host_vectors.long()
         out[places] = torch.from_numpy(vectors)
     return out.numpy()
