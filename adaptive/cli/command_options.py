@@ -68,7 +68,8 @@ ExportFormat = Annotated[str, _option("--to", "torch|safetensors", help="File fo
 ExportRows = Annotated[str, _option("--row-dtype", "float32|bfloat16",
     help="Values of rows; bfloat16 rounds to nearest.")]
 ExportCheck = Annotated[str | None, _option("--check", "DATA", show_default=False,
-    help="Evaluate rows in each of these formats on data, such as csv:PATH, and print AUC, log loss and bytes.")]
+    help="Data whose first rows the export must score as the run does, such as csv:PATH; by default, the run's "
+         "evaluation data.")]
 
 # compare
 Seeds = Annotated[int, _option("--seeds", "NUMBER", STUDY, min=1,

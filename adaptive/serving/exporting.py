@@ -7,35 +7,33 @@ import resource
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypedDict
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive.errors import ConfigError, OutputError
+from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.kernels.vector.bfloat16 import BFLOAT16, as_float32, narrow, widen
 from adaptive.models import dense
 from adaptive.models.dense.assembly import Widened
 from adaptive.models.factory import CustomConfig, model_config, offered_to
 from adaptive.models.model_settings import OPTIONS
 from adaptive.serving import sample_values, scoring
+from adaptive.serving.export_check import ExportCheck, check_export
 from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
 from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
-from adaptive.training.components import inputs_of, torch_settings
-from adaptive.training.evaluation import evaluate
+from adaptive.training.components import inputs_of
 from adaptive.training.runs.loading import (
     NO_SETTINGS,
     LoadedRun,
     Settings,
-    data_of,
-    evaluation_batches,
     load_with,
 )
 from adaptive.training.telemetry.report import SCHEMA
@@ -45,18 +43,9 @@ FORMAT: Final = "adaptive-export"
 VERSION: Final = 1
 BLOCK_BYTES: Final = 4 << 20  # of a table in memory at once, plus the optimizer state of its rows
 FORMATS: Final = {"torch": "model.pt", "safetensors": "model.safetensors"}
-ROW_DTYPES: Final = {"float32": 4, "bfloat16": 2}
-"""Bytes of a value, by format of rows."""
+ROW_DTYPES: Final = ("float32", "bfloat16")
 _ALIGNMENT: Final = 64
 _SAFETENSORS: Final = {dtype: name for name, dtype in scoring.SAFETENSORS.items()}
-
-
-class FormatQuality(TypedDict):
-    """Quality of one format of rows: AUC, log loss (of numbers: squared error), and bytes of all tables."""
-
-    auc: float | None
-    log_loss: float | None
-    table_bytes: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,9 @@ class ExportResult:
     """Result of an export.
 
     Attributes:
-        check: the quality of each format of rows on the data to check, by format; None without such data.
+        checked_rows: rows of the data whose scores agree with those of the run.
+        largest_difference: between the two scores of a row.
+        not_checked: why no row was checked; "" if some were.
         peak_memory_bytes: the maximum memory of this process so far.
     """
 
@@ -77,7 +68,9 @@ class ExportResult:
     rows: int
     export_bytes: int
     peak_memory_bytes: int
-    check: dict[str, FormatQuality] | None = None
+    checked_rows: int = 0
+    largest_difference: float = 0.0
+    not_checked: str = ""
 
 
 def export_run(
@@ -99,15 +92,16 @@ def export_run(
     Args:
         to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`) or "safetensors".
         row_dtype: "float32" or "bfloat16" (rounded to nearest).
-        check: data, as for `evaluate_run`, on which each format of rows is evaluated.
+        check: data, as for `evaluate_run`, whose first rows the export must score as the run does (`check_export`).
+            None: the evaluation part of the run's data, if it is there.
         settings: as in `evaluate_run`.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
         ConfigError: for another format or dtype, a custom model from a module (it has no file to copy), or invalid
             settings.
-        InputError: if the run's vocabulary is missing.
-        OutputError: if `out` exists or cannot be written.
+        InputError: if the run's vocabulary is missing, or the data to check.
+        OutputError: if `out` exists or cannot be written, or a score differs from the run's.
     """
     if to not in FORMATS:
         raise ConfigError(f"expected one of {', '.join(FORMATS)}, got {to!r} (--to)")
@@ -119,10 +113,22 @@ def export_run(
     with load_with(Path(run_directory), settings) as run:
         _custom_file(run)
         tables = _tables(run)
-        qualities = None if check is None else _check(run, check, tables)
+        checked = ExportCheck(0, 0.0)
+        not_checked = ""
+
+        def fill(folder: Path) -> None:
+            nonlocal checked, not_checked
+            _fill(run, FORMATS[to], row_dtype, folder)
+            try:
+                checked = check_export(run, folder, check, as_float32 if row_dtype == "float32" else as_bfloat16)
+            except (ConfigError, InputError) as error:
+                if check is not None:
+                    raise
+                not_checked = str(error)
+
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_directory(path, partial(_fill, run, FORMATS[to], row_dtype))
+            write_directory(path, fill)
         except OSError as error:
             raise OutputError(f"{path} could not be written: {error}") from error
         return ExportResult(
@@ -135,7 +141,9 @@ def export_run(
             rows=sum(table.rows for table in tables),
             export_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            check=qualities,
+            checked_rows=checked.rows,
+            largest_difference=checked.largest_difference,
+            not_checked=not_checked,
         )
 
 
@@ -150,20 +158,6 @@ def _tables(run: LoadedRun) -> list[TableFacts]:
         )
         for table in run.components.tables
     ]
-
-
-def _check(run: LoadedRun, data: str, tables: Sequence[TableFacts]) -> dict[str, FormatQuality]:
-    """Evaluate the run with its rows in each format."""
-    dataset, qualities = data_of(run, data), {}
-    for row_dtype, value_bytes in ROW_DTYPES.items():
-        convert = as_float32 if row_dtype == "float32" else as_bfloat16
-        with torch_settings(run.config), run.embeddings.rows.read_as(convert):
-            batches = evaluation_batches(run, dataset)
-            evaluation = evaluate(run.embeddings, run.model, batches, keep_negatives=run.shape.keep_negatives)
-        table_bytes = sum(table.rows * table.width * value_bytes for table in tables)
-        quality = FormatQuality(auc=evaluation.auc, log_loss=evaluation.log_loss, table_bytes=table_bytes)
-        qualities[row_dtype] = quality
-    return qualities
 
 
 def as_bfloat16(rows: NDArray[Any]) -> NDArray[np.float32]:

@@ -30,11 +30,11 @@ Sample = Mapping[str, Any]  # name of a feature or dense input -> its value as i
 
 
 class SampleError(ValueError):
-    """A sample that cannot be scored; `reason` does not include its number."""
+    """A sample that cannot be scored: its `number`, and a `reason` without it."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"sample {number}, {reason}")
-        self.reason = reason
+        self.number, self.reason = number, reason
 
 
 @dataclass(frozen=True)
