@@ -22,6 +22,7 @@ from support.helpers import (
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
+from adaptive.embeddings.pooled_vectors import PooledVectors
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam
@@ -355,9 +356,10 @@ def test_unapplied_gradients_are_an_error() -> None:
     assert np.array_equal(embeddings.rows.table_weights("t"), before)
 
 
-def test_a_module_of_depth_one_with_few_names() -> None:
+def test_a_module_of_depth_two_with_few_names() -> None:
     """Everything else is behind `rows`, `optimizer`, `statistics` and `runtime`."""
-    assert TieredEmbeddingBag.__bases__ == (torch.nn.Module,)
+    assert TieredEmbeddingBag.__bases__ == (PooledVectors,)
+    assert PooledVectors.__bases__ == (torch.nn.Module,)
     embeddings, plain = (
         TieredEmbeddingBag([TableConfig(name="t", num_embeddings=3, embedding_dim=4)]),
         torch.nn.Module(),

@@ -21,6 +21,7 @@ LAYERS = [
     ["data", "optim", "policy"],
     ["plugins"],
     ["embeddings", "models"],
+    ["distributed"],
     ["training"],
     ["serving", "studies"],
     ["cli"],

@@ -12,8 +12,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from functools import partial, wraps
-from typing import Any, Final, Literal, TypeVar, cast
+from functools import partial
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.embeddings.planning.access_events import HashedView, RowView
+from adaptive.embeddings.planning.layout import Share
+from adaptive.embeddings.pooled_vectors import PooledVectors
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.row_store import RowStore
@@ -42,22 +44,8 @@ DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of th
 
 MOST_TABLES: Final = 12  # tables that `repr` lists by name
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-
-def _not_compiled(method: Method) -> Method:
-    """Exclude a method from `torch.compile`, because threads move rows below it."""
-    # The public `torch.compiler.disable` imports the compiler, which takes a second; this one does when it is called.
-    excluded = torch._disable_dynamo(method)  # type: ignore[attr-defined]
-
-    @wraps(method)
-    def called(*arguments: Any, **named: Any) -> Any:
-        return (excluded if torch.compiler.is_compiling() else method)(*arguments, **named)
-
-    return cast(Method, called)
-
-
-class TieredEmbeddingBag(nn.Module):
+class TieredEmbeddingBag(PooledVectors):
     """Embedding tables with their optimizer state, stored on the device and on the host.
 
     Batches made by `Batch.of` name their features. Other batches list them in the order of `features`.
@@ -81,6 +69,7 @@ class TieredEmbeddingBag(nn.Module):
         rows: "separate" leaves the rows out of `state_dict()`, for tables too large to copy. `load_state_dict()` then
             fails unless `rows.load_state_arrays()` has loaded them first.
         ranks: processes that train together; None for this process alone.
+        share: of larger tables whose other rows are in other modules; None: these are the whole tables.
 
     Attributes:
         rows: reads, loads and saves rows on either tier.
@@ -114,6 +103,7 @@ class TieredEmbeddingBag(nn.Module):
         seed: int = 0,
         rows: Literal["in_state_dict", "separate"] = "in_state_dict",
         ranks: Ranks | None = None,
+        share: Share | None = None,
     ) -> None:
         super().__init__()
         if rows not in ("in_state_dict", "separate"):
@@ -127,7 +117,7 @@ class TieredEmbeddingBag(nn.Module):
         self.policy = make_policy(policy)
         self.skip = with_rule(self.policy, rule if skip is None else skip)
         self.ranks = ALONE if ranks is None else ranks
-        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, self.ranks)
+        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, self.ranks, share)
         self._pipeline, sizes = build_pipeline(outline)
         self._batch_steps = batch_steps(self._pipeline)
         self.rows_anchor = nn.Parameter(torch.zeros(0, device=self._pipeline.mover.device))
@@ -135,12 +125,12 @@ class TieredEmbeddingBag(nn.Module):
         self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
         self.rows = RowStore(self._pipeline, self.statistics)
         planners, keys = zip(*((lane.planner, lane.keys) for lane in self._pipeline.lanes), strict=True)
-        view, self._hashed_view = RowView(planners, keys), HashedView(planners)
+        groups = [group.undivided for group in self._pipeline.groups]
+        view, self._hashed_view = RowView(groups, planners, keys), HashedView(groups)
         self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, self._batch_steps, view)
         self.drops_updates, self.defers = outline.drops_updates, outline.defers
-        of_groups = (feature for group in self._pipeline.groups for feature in group.features)
-        self._unpooled = [feature.name for feature in of_groups if feature.column < 0]
-        self.features, self.table_names = self._pipeline.features, tuple(self.statistics.table_rows())
+        self._use_groups(self._pipeline.groups)
+        self.table_names = tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
         if outline.skip is not None:
             watched = outline.skip
@@ -289,51 +279,8 @@ class TieredEmbeddingBag(nn.Module):
             self._batch_steps.end_batch(planned)
         self.statistics.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
-    @_not_compiled
-    def forward(self, planned: Planned) -> dict[str, Tensor]:
-        """Return feature -> (B, D) pooled vectors, or (lookups, D) for tables with pooling "none"."""
+    def _check_planned(self, planned: Planned) -> None:
         check_planned(planned, self._pipeline.lanes)
-        vectors: dict[str, Tensor] = {}
-        for work in planned.works:
-            vectors.update(work.split(self._pool(planned, work), planned.batch))
-        return {name: vectors[name] for name in self.features}
-
-    @_not_compiled
-    def stack(self, planned: Planned) -> Tensor:
-        """Return the pooled vectors of all features (B, F, D), for tables of one width.
-
-        Raises:
-            ConfigError: if tables differ in width or one is not pooled; call the module instead.
-        """
-        check_planned(planned, self._pipeline.lanes)
-        self._check_pooled("stack")
-        groups = self._pipeline.groups
-        if len(widths := sorted({group.embedding_dim for group in groups})) > 1:
-            raise ConfigError(
-                f"stack(): expected tables of one width, got widths {', '.join(map(str, widths))}. Use "
-                "side_by_side(planned) for one wide tensor, or embeddings(planned) for one tensor per feature."
-            )
-        if len(groups) > 1:  # of one width, with different learning rates
-            return torch.stack(list(self(planned).values()), dim=1)
-        pooled = self._pool(planned, planned.works[0])
-        return pooled.view(planned.num_samples, len(self.features), pooled.shape[1])
-
-    @_not_compiled
-    def side_by_side(self, planned: Planned) -> Tensor:
-        """Return the pooled vectors of all features, concatenated to (B, sum of widths).
-
-        Raises:
-            ConfigError: if a table is not pooled; call the module instead.
-        """
-        self._check_pooled("side_by_side")
-        return torch.cat(list(self(planned).values()), dim=1)
-
-    def _check_pooled(self, method: str) -> None:
-        if self._unpooled:
-            raise ConfigError(
-                f'{method}(): expected pooled features, got {", ".join(self._unpooled)} with pooling="none". Use '
-                "embeddings(planned) for one tensor per feature."
-            )
 
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
         if planned.whole.ended:

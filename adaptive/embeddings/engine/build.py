@@ -15,7 +15,7 @@ from adaptive.embeddings.exchange.rank_exchange import RankExchange
 from adaptive.embeddings.planning.books import books_bytes
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
 from adaptive.embeddings.planning.key_tables import GroupKeys, key_bytes
-from adaptive.embeddings.planning.layout import Group, make_groups, owned_groups
+from adaptive.embeddings.planning.layout import Group, Share, make_groups, owned_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
@@ -96,6 +96,7 @@ def outline_engine(
     skip: SkipConfig | None,
     seed: int,
     ranks: Ranks = ALONE,
+    share: Share | None = None,
 ) -> Outline:
     """Choose the sizes of everything that `build_pipeline` creates.
 
@@ -105,7 +106,7 @@ def outline_engine(
     """
     policy_caller = PolicyCaller(policy)
     refuse_with_ranks(policy, ranks)
-    groups = owned_groups(make_groups(tables, seed), ranks.rank, ranks.size)
+    groups = owned_groups(make_groups(tables, seed, share), ranks.rank, ranks.size)
     device = device_of_rank(tier.device, ranks)
     if tier.plan_threads == 0 and (reason := thread_needed(tier, policy, ranks, on_cpu=device.type == "cpu")):
         raise ConfigError(

@@ -28,13 +28,15 @@ class RowView:
     """The `TierView` of a policy, by global rows, from the books of all groups.
 
     Args:
-        planners: one per group, in the groups' order.
+        groups: of tables.
+        planners: one per group, in the groups' order; none for a `HashedView`.
         keys: of each group, None without keys; may be empty if no group has any.
     """
 
-    def __init__(self, planners: Sequence[Planner], keys: Sequence[GroupKeys | None] = ()) -> None:
-        self._planners, self._keys = tuple(planners), tuple(keys)
-        groups = [planner.group.undivided for planner in self._planners]
+    def __init__(
+        self, groups: Sequence[Group], planners: Sequence[Planner] = (), keys: Sequence[GroupKeys | None] = ()
+    ) -> None:
+        self._groups, self._planners, self._keys = tuple(groups), tuple(planners), tuple(keys)
         self._keyed = [(number, group) for number, group in enumerate(groups) if group.has_keys]
         starts = [group.to_global(group.table_starts[:-1]) for group in groups]
         self._table_starts = np.concatenate([*starts, [self.num_rows]])
@@ -46,7 +48,7 @@ class RowView:
 
     @property
     def num_rows(self) -> int:
-        return sum(planner.group.undivided.num_rows for planner in self._planners)
+        return sum(group.num_rows for group in self._groups)
 
     @property
     def device_rows(self) -> int:
@@ -58,8 +60,8 @@ class RowView:
 
     @property
     def row_bytes(self) -> Int64s:
-        sizes = [planner.group.vector_bytes for planner in self._planners]
-        return np.repeat(sizes, [len(planner.group.tables) for planner in self._planners]).astype(np.int64)
+        sizes = [group.vector_bytes for group in self._groups]
+        return np.repeat(sizes, [len(group.tables) for group in self._groups]).astype(np.int64)
 
     def rows(self, batch: Batch) -> Int64s:
         if not batch.num_samples:  # its offsets do not show features
@@ -143,7 +145,7 @@ class AccessNotifier:
         self._planners = tuple(planners)
         self._policy_caller = policy_caller
         self._follows = isinstance(policy_caller.policy, Follows)
-        self._view = RowView(planners, keys)
+        self._view = RowView([planner.group.undivided for planner in planners], planners, keys)
         self._latest = -1  # latest batch whose lookups the policy has seen
         self._evicted: list[Int64s] = []  # rows evicted between two batches, not passed on yet
         self._expired: list[Int64s] = []  # rows that lost their keys, not passed on yet

@@ -7,9 +7,9 @@ ranks *owned rows*.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,20 @@ class FeatureSlot:
     mean: bool  # pooled by mean
 
 
+class Share(Protocol):
+    """Rows that are one of `number` shares of larger tables, with the initial values that they have there.
+
+    Each row is one of `number` consecutive rows of the larger table.
+    """
+
+    @property
+    def number(self) -> int:
+        """Number of shares."""
+
+    def places(self, rows: NDArray[np.int64], table_keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """(n,) which of its `number` consecutive rows each row (n,) of tables with keys (n,) is, from 0."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Tables of one width, dtype, rounding, learning rate and optimizer, all with keys or all without."""
@@ -45,6 +59,7 @@ class Group:
     table_starts: NDArray[np.int64]  # (T + 1,) first row of each table, within the group
     table_keys: NDArray[np.uint64]  # (T,) seeds of initial values
     table_bounds: NDArray[np.float32]  # (T,)
+    share: Share | None = None  # of larger tables; None with keys
 
     @property
     def embedding_dim(self) -> int:
@@ -86,6 +101,18 @@ class Group:
     def undivided(self) -> "Group":
         """The group with the rows of all ranks; the group itself if there is one rank."""
         return self
+
+    @property
+    def seed_starts(self) -> NDArray[np.int64]:
+        """(T + 1,) first of the `seed_rows` of each table."""
+        return self.undivided.table_starts if self.share is None else self.table_starts * self.share.number
+
+    def seed_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) numbers on which initial values and rounding of rows (n,) depend: those in the larger tables."""
+        if self.share is None:
+            return self.group_rows(rows)
+        tables = self.tables_of(rows)
+        return rows * self.share.number + self.share.places(rows - self.table_starts[tables], self.table_keys[tables])
 
     # Each conversion may return its argument if both numberings agree.
 
@@ -182,8 +209,8 @@ def table_index(table_starts: NDArray[np.int64]) -> TableIndex:
 class OwnedGroup(Group):
     """The rows of a group that one of several ranks owns; `table_starts` count these only."""
 
-    of_all_ranks: Group
-    owners: Owners
+    of_all_ranks: Group = field(kw_only=True)
+    owners: Owners = field(kw_only=True)
 
     @property
     def undivided(self) -> Group:
@@ -243,14 +270,15 @@ def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
     return features
 
 
-def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
-    """Group the tables by width, dtype, rate, and keys."""
+def make_groups(tables: Sequence[TableConfig], seed: int, share: Share | None = None) -> tuple[Group, ...]:
+    """Group the tables by width, dtype, rate, and keys; `share`: of those without keys."""
     features = feature_order(tables)
     groups: list[Group] = []
     first_table = first_row = 0
     for kind in dict.fromkeys(map(_kind, tables)):
         members = tuple(table for table in tables if _kind(table) == kind)
-        groups.append(_make_group(members, features, first_table, first_row, seed))
+        of_larger = None if members[0].keys is not None else share
+        groups.append(_make_group(members, features, first_table, first_row, seed, of_larger))
         first_table += len(members)
         first_row += groups[-1].num_rows
     return tuple(groups)
@@ -281,6 +309,7 @@ def _make_group(
     first_table: int,
     first_row: int,
     seed: int,
+    share: Share | None,
 ) -> Group:
     starts = np.zeros(len(tables) + 1, np.int64)
     np.cumsum([table.num_rows for table in tables], out=starts[1:])
@@ -293,6 +322,7 @@ def _make_group(
         table_starts=starts,
         table_keys=np.array([table_key(table.name, seed) for table in tables], np.uint64),
         table_bounds=np.array(bounds, np.float32),
+        share=share,
     )
 
 

@@ -111,24 +111,23 @@ class HostTier(ABC):
         if not self.rounds_by_key:
             return NO_KEYS
         group, keys = self.group, np.empty(len(rows), np.uint64)
-        tables = group.undivided.table_starts, group.table_keys
-        rounding.rounding_keys(group.group_rows(rows), *tables, number, keys)
+        rounding.rounding_keys(group.seed_rows(rows), group.seed_starts, group.table_keys, number, keys)
         return keys
 
     def initial(self, weights: Rows, state: Rows, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of owned rows to rows `to_rows` of other arrays."""
         group = self.group
-        tables = group.undivided.table_starts, group.table_keys, group.table_bounds
-        values, group_rows = (weights, state, to_rows), group.group_rows(rows)
+        tables = group.seed_starts, group.table_keys, group.table_bounds
+        values, seed_rows = (weights, state, to_rows), group.seed_rows(rows)
         if self.row_keys is None:
-            bounds, inputs = shares(len(rows), self.threads), (*values, group_rows, *tables, self.first_state)
+            bounds, inputs = shares(len(rows), self.threads), (*values, seed_rows, *tables, self.first_state)
             if len(bounds) == 2:
                 initial.initial_rows(*inputs)
             else:
                 initial.initial_shares(bounds, *inputs)
         else:
-            keys = self.row_keys[group_rows]
-            initial.initial_rows_by_key(*values, group_rows, keys, *tables, self.first_state)
+            keys = self.row_keys[seed_rows]
+            initial.initial_rows_by_key(*values, seed_rows, keys, *tables, self.first_state)
 
     def _empty(self, num_rows: int) -> tuple[Rows, Rows]:
         state = empty_rows(num_rows, self._state_width, np.dtype(np.float32))

@@ -80,7 +80,7 @@ class SimulatedRun:
         self.planner = Planner(setup.group, self.num_slots, tier, self.policy_caller, row_size)
         self.policy_caller.begin(type(setup.optimizer).__name__.lower())
         self.skips_unknown = skip is not None and self.policy_caller.skips
-        self.view = RowView([self.planner])
+        self.view = RowView([self.planner.group], [self.planner])
         self._notifier = AccessNotifier([self.planner], self.policy_caller)
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
         self.batches = self.samples = self.popular = 0

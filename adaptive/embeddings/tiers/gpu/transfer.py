@@ -58,7 +58,7 @@ class Transfer(ABC):
         group = host.group
         self._tables = [
             torch.from_numpy(array).to(mover.device)
-            for array in (group.undivided.table_starts, group.table_keys.view(np.int64), group.table_bounds)
+            for array in (group.seed_starts, group.table_keys.view(np.int64), group.table_bounds)
         ]
         self._first_state = float(host.first_state)
 
@@ -77,10 +77,10 @@ class Transfer(ABC):
         if not initial.any():  # the usual case after some thousand batches
             return Fetches((places, rows), (rows[:0],))
         stored, never_stored = np.flatnonzero(~initial), np.flatnonzero(initial)  # faster than masks in random order
-        # Initial values follow from row numbers over all ranks, or keys.
-        group_rows, row_keys = self._host.group.group_rows(rows[never_stored]), self._host.row_keys
-        keys = () if row_keys is None else (row_keys[group_rows],)
-        return Fetches((places[stored], rows[stored]), (places[never_stored], group_rows, *keys))
+        # Initial values follow from row numbers in the whole tables, or keys.
+        seed_rows, row_keys = self._host.group.seed_rows(rows[never_stored]), self._host.row_keys
+        keys = () if row_keys is None else (row_keys[seed_rows],)
+        return Fetches((places[stored], rows[stored]), (places[never_stored], seed_rows, *keys))
 
     def fetch(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
         """Copy or compute `moves.fetch_rows` into slots; store `moves.fresh_rows` on the host."""

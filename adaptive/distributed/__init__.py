@@ -1,0 +1,1 @@
+"""Several processes that train together, each with a `TieredEmbeddingBag` for the rows that it owns."""

@@ -1,0 +1,592 @@
+"""`ShardedEmbeddingBag`: `TieredEmbeddingBag` on several ranks, each with the rows that it owns.
+
+    look-ahead thread    distinct rows of this rank's samples -> owners; the owner's own module plans the lookups of all
+    training thread      owners' rows -> this rank, pooled here in lookup order
+                         gradients, summed by row in lookup order -> owners, whose module updates the rows
+
+The owner's module sees batches of lookups that are not pooled, and knows of no ranks. A row's gradients are added rank
+by rank, so a fixed number of ranks repeats bit for bit.
+
+Letters: B samples, D width, U rows requested by this rank, n rows requested of it, V vectors.
+"""
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.batch import Batch, in_order
+from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
+from adaptive.distributed.ownership import Share, owned_tables
+from adaptive.distributed.peers import Peers
+from adaptive.distributed.requests import Exchanged, Requested, Requester, Status, to_owner_order, to_rank_order
+from adaptive.distributed.sharded_rows import ShardedRows
+from adaptive.distributed.sharded_statistics import ShardedStatistics
+from adaptive.embeddings.checks import check_arguments, check_depth, check_planned
+from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.planned_batch import GroupBatch, Planned
+from adaptive.embeddings.planning.access_events import HashedView
+from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.lookups import check_batch
+from adaptive.embeddings.planning.policy_calls import OF_RULE, PolicyCaller
+from adaptive.embeddings.pooled_vectors import PooledVectors
+from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.rows_optimizer import RowsOptimizer
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError
+from adaptive.optim import RowOptimizer, row_optimizer
+from adaptive.plugins import make_policy, parse_policy, with_rule
+from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats, SkipRule
+
+logger = logging.getLogger("adaptive.distributed")
+
+DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())
+ROOM: Final = 5, 4  # of the rows in flight: owners do not get even shares of every batch
+
+
+class RequestedRows(GroupBatch):
+    """The rows of one group that this rank has requested: pooled forward, summed by row after backward."""
+
+    def __init__(self, lane: Lane, group: Group, requested: Requested, rows: Tensor) -> None:
+        """`rows` (U, D): as the owners sent them."""
+        super().__init__(lane, None, requested.pooling(), rows)
+        self._group, self._requested = group, requested
+
+    def add_gradients(self, gradients: Tensor) -> None:
+        gradients = gradients.detach().contiguous()
+        self.gradients = gradients if self.gradients is None else self.gradients + gradients
+
+    def sums(self) -> Tensor:
+        """Return the gradients (U, D) by row, in the order in which the rows arrived."""
+        return self._lane.device.pool(self._requested.sums(), self.gradients)
+
+
+class ShardedPlanned(Planned):
+    """This rank's samples of a batch; it may have none.
+
+    Attributes:
+        owned: the owner's batch; None if the rows are only read.
+        stepped: True once gradients have been sent.
+    """
+
+    def __init__(
+        self,
+        exchanged: Exchanged,
+        works: Sequence[RequestedRows],
+        send: Callable[[NDArray[Any]], Tensor],
+        number: int,
+        owned: Planned | None,
+        *,
+        is_share: bool,
+    ) -> None:
+        super().__init__(exchanged.batch, works, send)
+        self.exchanged, self.owned, self._number = exchanged, owned, number
+        self.requested = tuple(works)
+        self.num_samples_of_all, self.first = exchanged.samples, exchanged.first
+        self.share, self.is_share = self.num_samples / max(exchanged.samples, 1), is_share
+        self.stepped = False
+
+    def parts(self) -> Iterator[Planned]:
+        if self.num_samples:
+            yield self
+
+    @property
+    def trainable(self) -> bool:
+        return self.owned is not None
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+
+class ShardedEmbeddingBag(PooledVectors):
+    """Embedding tables whose rows are spread over the ranks of a process group.
+
+    Has the methods of `TieredEmbeddingBag`, and a loop stays the same. Differences:
+
+    - Every rank passes its own samples to `look_ahead`. Rows get the mean of the ranks' gradients, as weights do under
+      DistributedDataParallel.
+    - All ranks call `look_ahead`, `step`, `read`, `rows.table_weights` and `statistics.take` together, in the same
+      order. The loader that ends first ends the loop on all ranks. `break` on all ranks after the same batch.
+    - `state_dict` has the rows that this rank owns, and is loaded by the same number of ranks. `rows.load_shards` loads
+      the `rows.state_arrays()` of any number.
+    - `TierConfig.device_rows` is for each rank.
+    - Gradient scalers, `grad_scale` and `clip_grad_norm_` are refused: they would see one rank's gradients.
+
+    Args:
+        tables, tier, policy, optimizer, skip, seed: as for `TieredEmbeddingBag`.
+        process_group: ranks that share the rows, or `Peers`; None for all.
+
+    Attributes:
+        local: the module of this rank's rows. Do not train it.
+        peers: the ranks.
+        rule: the skip rule, or None. An input rule runs here, before samples are divided.
+        Others as those of `TieredEmbeddingBag`.
+
+    Raises:
+        ConfigError: for a policy that arranges batches or calibrates by rows, and as `TieredEmbeddingBag`.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        tier: TierConfig = TierConfig(),  # noqa: B008 (immutable)
+        *,
+        policy: str | type[Policy] | Policy = "lru",
+        optimizer: RowOptimizer = DEFAULT_OPTIMIZER,
+        skip: SkipConfig | SkipRule | str | None = None,
+        seed: int = 0,
+        process_group: Any = None,
+    ) -> None:
+        super().__init__()
+        check_arguments(tables, tier, optimizer, skip)
+        rule = parse_policy(policy)[2] if isinstance(policy, str) else None
+        self.policy = make_policy(policy)
+        settings = with_rule(self.policy, rule if skip is None else skip)
+        refuse_policy(self.policy)
+        self.peers = process_group if isinstance(process_group, Peers) else Peers(process_group)
+        self.rule = self.policy.rule
+        self._arranger: PolicyCaller | None = None
+        if isinstance(self.rule, InputRule):
+            self.policy.rule = _Visits(self.rule)
+            self._arranger = PolicyCaller(_AsRead(self.rule))
+            self._arranger.begin(type(optimizer).__name__.lower())
+        share = Share(self.peers.rank, self.peers.size)
+        size, own_tables = self.peers.size, owned_tables(tables, self.peers.size)
+        held = tier.held_rows if size == 1 else -(-tier.held_rows * ROOM[0] // (size * ROOM[1]))
+        self.local = TieredEmbeddingBag(
+            own_tables,
+            tier.model_copy(update={"held_rows": held}),
+            policy=self.policy,
+            optimizer=optimizer,
+            skip=None if settings is None else settings.model_copy(update={"rule": None}),
+            seed=seed,
+            share=share,
+        )
+        self.device, self.table_names = self.local.device, self.local.table_names
+        self.peers.use_device(self.device.type)
+        groups = make_groups(tables, seed)
+        self._use_groups(groups)
+        self._lanes = self.local.runtime.pipeline.lanes
+        self._ahead = Requester(self.peers, self.peers.ahead, groups, own_tables)
+        self._reader = Requester(self.peers, self.peers.rows, groups, own_tables)
+        self._view = HashedView(groups)
+        self.statistics = ShardedStatistics(self.local.statistics, self.peers, tables)
+        self.rows = ShardedRows(self.local, self.peers, groups, own_tables)
+        self.runtime = ShardedRuntime(self)
+        self._current: ShardedPlanned | None = None
+        self._failure: BaseException | None = None
+        self._number = 0
+        self.local.optimizer.register_step_pre_hook(lambda optimizer, arguments, named: self._exchange_gradients())
+
+    @property
+    def optimizer(self) -> RowsOptimizer:
+        """The rows' optimizer; its step exchanges gradients first."""
+        return self.local.optimizer
+
+    @property
+    def rows_anchor(self) -> Tensor:
+        return self.local.rows_anchor
+
+    # --- the look-ahead --------------------------------------------------------------------------------------
+
+    def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4, divide: bool = False) -> LookAhead:
+        """Return an iterator over this rank's batches, as `TieredEmbeddingBag.look_ahead`.
+
+        Args:
+            batches: this rank's samples; with `divide`, those of all ranks, equal on each.
+            depth: number of batches to plan and fetch ahead.
+            divide: train this rank's share of each batch. Rows get the sum of the ranks' gradients: divide losses by
+                `planned.num_samples_of_all`.
+
+        Raises:
+            ConfigError: if `depth` is no non-negative integer, or a rule that drops inputs lacks the samples of all.
+            AdaptiveError: in the loop; also the error with which another rank has ended.
+        """
+        if self._arranger is not None and not divide:
+            raise ConfigError(
+                f"look_ahead(): expected a policy that leaves this rank's samples as they are, got skip rule "
+                f"{type(self.rule).__name__}, which needs the samples of all ranks. Pass these with divide=True, or "
+                "switch the rule off."
+            )
+        return LookAhead(partial(self._look_ahead, batches, check_depth(depth), divide), batches)
+
+    def _look_ahead(self, batches: Iterable[Batch], depth: int, divide: bool) -> Generator[Planned, None, None]:
+        source = _Source(self._own_batches(iter(batches), divide), self._ahead, self.peers, self._number)
+        self._failure = None
+        try:
+            with self.peers.reporting_errors(), contextlib.closing(self.local.look_ahead(source, depth=depth)) as owned:
+                for owned_batch in owned:
+                    planned = self._begin_batch(owned_batch, *source.take(), is_share=divide)
+                    try:
+                        yield planned
+                    except GeneratorExit as closed:
+                        if self._failure is None and closed.__context__ is not None:
+                            self._failure = closed.__context__
+                        if self._failure is not None:
+                            self.peers.report(self._failure)
+                            raise
+                        self._end_batch(planned)
+                        raise
+                    self._check_stepped(planned)
+                    self._end_batch(planned)
+        finally:
+            self._current = None
+            self._number = source.number
+            if not self.peers.ahead.abandoned:
+                source.leave()
+
+    def _own_batches(self, batches: Iterator[Batch], divide: bool) -> Iterator[tuple[Batch, dict[str, float]]]:
+        """Yield this rank's samples of each batch, and what the rule reports about it."""
+        named = (self._take_over(batch) for batch in batches)
+        arranged = named if self._arranger is None else self._arranger.arrange(named, self._view, self._view.rows)
+        rank, size = self.peers.rank, self.peers.size
+        for batch in arranged:
+            reported: dict[str, float] = {}
+            if self._arranger is not None:
+                self._arranger.begin_batch()
+                reported = self._arranger.reported_with_next()
+            if divide and size > 1:
+                first, last = (part * batch.num_samples // size for part in (rank, rank + 1))
+                batch = batch.take(np.arange(first, last))
+            yield batch, reported
+
+    def _take_over(self, batch: Any) -> Batch:
+        batch = in_order(batch, self.features)
+        return check_batch(batch.unshared() if isinstance(batch, Batch) else batch, self._groups)
+
+    def _begin_batch(
+        self, owned: Planned, exchanged: Exchanged, reported: dict[str, float], *, is_share: bool
+    ) -> ShardedPlanned:
+        number = owned.number
+        works = self._rows_of(self.local(owned), exchanged, f"vectors of batch {number}")
+        self.statistics.reported = MappingProxyType(reported)
+        send = self._lanes[0].device.send
+        self._current = ShardedPlanned(exchanged, works[0], send, number, owned, is_share=is_share)
+        self._vectors = works[1]
+        return self._current
+
+    def _rows_of(
+        self, vectors: dict[str, Tensor], exchanged: Exchanged, what: str
+    ) -> tuple[list[RequestedRows], list[Tensor]]:
+        """Exchange rows; return those that this rank has requested, and (n, D) those of this owner, for each group."""
+        works, of_owner = [], []
+        for number, (group, served) in enumerate(zip(self._groups, exchanged.served, strict=True)):
+            of_group = [vectors[name] for name in served.features]
+            joined = of_group[0] if len(of_group) == 1 else torch.cat(of_group)
+            of_owner.append(joined)
+            width, has_samples = group.embedding_dim, bool(exchanged.requested)
+            sizes = exchanged.requested[number].sizes if has_samples else [0] * self.peers.size
+            with torch.no_grad():
+                rows = self._swap(to_rank_order(served, joined), served.sizes, sizes, exchanged.largest, what)
+            if has_samples:
+                requested = exchanged.requested[number]
+                works.append(RequestedRows(self._lanes[number], group, requested, rows.view(-1, width)))
+        return works, of_owner
+
+    def _swap(self, rows: Tensor, sizes: Sequence[int], lengths: Sequence[int], largest: int, what: str) -> Tensor:
+        """Send rows (n, D), `sizes[r]` of them to rank r; return the values of those received."""
+        width, flat = rows.shape[1], rows.detach().reshape(-1)
+        to, of = [size * width for size in sizes], [length * width for length in lengths]
+        return flat if self.peers.size == 1 else self.peers.swap_values(flat, to, of, largest, what)
+
+    # --- gradients -------------------------------------------------------------------------------------------
+
+    def _exchange_gradients(self) -> None:
+        """Send this rank's gradients to the owners; the step of the local optimizer that follows applies them."""
+        planned = self._current
+        if planned is None or planned.stepped:
+            return  # the step that follows says so, if it has nothing to apply
+        if planned.has_gradients or (not planned.num_samples and self.rows_anchor.requires_grad):
+            self._send_gradients(planned)
+
+    @torch.no_grad()
+    def _send_gradients(self, planned: ShardedPlanned) -> bool:
+        """Exchange gradients, once per batch; return True if some rank had any."""
+        planned.stepped = True
+        exchanged, factor = planned.exchanged, 1.0 if planned.is_share else 1 / self.peers.size
+        vectors, gradients = [], []
+        for number, (group, served) in enumerate(zip(self._groups, exchanged.served, strict=True)):
+            work = planned.requested[number] if planned.requested else None
+            sizes = [0] * self.peers.size if work is None else exchanged.requested[number].sizes
+            width, has_any = group.embedding_dim, work is not None and work.gradients is not None
+            sums = torch.zeros((sum(sizes), width), device=self.device)
+            if work is not None and has_any:
+                sums = work.sums() if factor == 1 else work.sums() * factor
+            received, any_rank_has = self._swap_with_flag(sums, sizes, served.sizes, has_any, planned)
+            if any_rank_has:
+                vectors.append(self._vectors[number])
+                gradients.append(to_owner_order(served, received.view(-1, width)))
+        if vectors:
+            torch.autograd.backward(vectors, gradients)
+        return bool(vectors)
+
+    def _swap_with_flag(
+        self, sums: Tensor, sizes: Sequence[int], lengths: Sequence[int], has_any: bool, planned: ShardedPlanned
+    ) -> tuple[Tensor, bool]:
+        """Send gradients (U, D), each owner's after a number that says if there are any; return (n * D,) received."""
+        size, width = self.peers.size, sums.shape[1]
+        if size == 1:
+            return sums.reshape(-1), has_any
+        flag = sums.new_full((1,), float(has_any))
+        of_owners = torch.split(sums.reshape(-1), [number * width for number in sizes])
+        sent = torch.cat([part for of_owner in of_owners for part in (flag, of_owner)])
+        to, of = ([1 + number * width for number in numbers] for numbers in (sizes, lengths))
+        received = self.peers.swap_values(
+            sent, to, of, planned.exchanged.largest + 4, f"gradients of batch {planned.number}"
+        )
+        pieces = torch.split(received, of)
+        flags = torch.stack([piece[0] for piece in pieces])
+        return torch.cat([piece[1:] for piece in pieces]), bool((flags > 0).any())
+
+    def step(self, *, grad_scale: float = 1.0) -> None:
+        """Update the rows of the current batch after `loss.backward()`, on all ranks together.
+
+        Raises:
+            ConfigError: for a `grad_scale`, which would see one rank's gradients.
+            ValueError: if no backward pass has run since the last step.
+        """
+        if grad_scale != 1.0:
+            raise ConfigError(
+                f"step(): expected grad_scale=1 with ranks, got {grad_scale}: each rank would judge its own gradients "
+                "only. Use bfloat16, which needs no scaler."
+            )
+        self.local.step()
+
+    def discard(self) -> None:
+        """Drop this rank's gradients of the current batch."""
+        if self._current is not None:
+            for work in self._current.requested:
+                work.forget()
+
+    def take_gradients(self, planned: ShardedPlanned, work: RequestedRows, gradients: Tensor) -> None:
+        """Keep the gradients of vectors for `step()`; called by autograd."""
+        if not planned.trainable:
+            return
+        if planned.ended:
+            raise ConfigError(
+                f"backward(): expected gradients of the current batch, got some of batch {planned.number}, which has "
+                "ended. Call backward() and step() for each batch before you request the next one."
+            )
+        work.add_gradients(gradients)
+
+    def _check_stepped(self, planned: ShardedPlanned) -> None:
+        if planned.has_gradients and not planned.stepped:
+            raise ConfigError(
+                f"batch {planned.number}: expected step() or discard() between backward() and the next batch, got "
+                "neither. Call embeddings.step() after loss.backward(), or embeddings.discard() to drop the gradients."
+            )
+
+    def _end_batch(self, planned: ShardedPlanned) -> None:
+        """End a batch. A rank that has not stepped sends no gradients, and applies those of the others."""
+        if not planned.stepped:
+            self.discard()
+            if self._send_gradients(planned):
+                self.local.step()
+        planned.ended = True
+
+    # --- vectors ---------------------------------------------------------------------------------------------
+
+    def _check_planned(self, planned: Planned) -> None:
+        check_planned(planned, self._lanes)
+
+    def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
+        if planned.ended:
+            raise ConfigError(
+                f"batch {planned.number}: expected the current batch, got one that has ended. Use each batch before "
+                "you request the next one."
+            )
+        pooled: Tensor = _Pool.apply(self.rows_anchor, self, planned, work)  # type: ignore[no-untyped-call]
+        return pooled
+
+    def read(self, batch: Batch) -> Planned:
+        """Return a batch for evaluation or prediction. All ranks call it together, each with its samples, maybe none.
+
+        No row moves, and nothing is counted.
+        """
+        if batch.num_samples:
+            batch = self._take_over(batch)
+        exchanged = self._reader.exchange(self._reader.prepare(batch), -1)
+        assert exchanged is not None
+        vectors = self.local(self.local.read(exchanged.owned))
+        works, _ = self._rows_of(vectors, exchanged, "rows to read")
+        return ShardedPlanned(exchanged, works, self._lanes[0].device.send, -1, None, is_share=True)
+
+    # --- the rest --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def reporting_errors(self) -> Iterator[None]:
+        """Report an error in a loop's body to the other ranks, which raise it, too."""
+        try:
+            with self.peers.reporting_errors():
+                yield
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def calibrate(self, sample: Sequence[Batch]) -> None:
+        """Do nothing: policies that calibrate are refused."""
+
+    def close(self) -> None:
+        """Delete the files of a host tier on disk."""
+        self.local.close()
+
+    def extra_repr(self) -> str:
+        return f"{self.peers.name}, each with its own part of every table"
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "ranks"] = torch.tensor([self.peers.rank, self.peers.size])
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        expected, saved = [self.peers.rank, self.peers.size], state_dict.get(prefix + "ranks")
+        if saved is None or saved.tolist() != expected:
+            error_msgs.append(
+                f"{prefix}ranks: expected the rows of rank {expected[0]} of {expected[1]}, got "
+                f"{'none' if saved is None else 'rank {} of {}'.format(*saved.tolist())}. Load the state_dict() that "
+                "this rank saved; rows.load_shards() loads the rows of another number of ranks."
+            )
+
+    def __enter__(self) -> "ShardedEmbeddingBag":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class ShardedRuntime:
+    """`Runtime` of a sharded module, for trainers."""
+
+    may_end_early = False  # rows have been requested of other ranks
+
+    def __init__(self, embeddings: ShardedEmbeddingBag) -> None:
+        self._embeddings = embeddings
+        self._local = embeddings.local.runtime
+        self.pipeline, self.outline, self.view = self._local.pipeline, self._local.outline, self._local.view
+        self.running_out = self._local.running_out
+
+    def ask_policy(self, method: str, question: Callable[[], Any]) -> Any:
+        """`Runtime.ask_policy`."""
+        arranger = self._embeddings._arranger
+        if arranger is not None and method.startswith(OF_RULE):
+            return arranger.ask(method, question)
+        return self._local.ask_policy(method, question)
+
+
+class _AsRead(Policy):
+    """The policy of an input rule, which runs before samples are divided: the order of the reader."""
+
+    def __init__(self, rule: SkipRule) -> None:
+        self.rule = rule
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        raise AssertionError("it has no rows")
+
+
+class _Visits(SkipRule):
+    """The part of an input rule that decides about updates of rows, for their owner."""
+
+    def __init__(self, rule: SkipRule) -> None:
+        self.least, self.most, self.warmup, self.visits = rule.least, rule.most, rule.warmup, rule.visits  # type: ignore[method-assign]
+
+
+class _Source(Iterator[Batch]):
+    """The owner's batches: a rank's samples, exchanged for the requests of all ranks. For the look-ahead thread."""
+
+    def __init__(
+        self, batches: Iterator[tuple[Batch, dict[str, float]]], requester: Requester, peers: Peers, number: int
+    ) -> None:
+        self._batches, self._requester, self._peers = batches, requester, peers
+        self._exchanged: deque[tuple[Exchanged, dict[str, float]]] = deque()
+        self.number = number  # of the next batch
+        self._ended = False
+
+    def take(self) -> tuple[Exchanged, dict[str, float]]:
+        """Return the next batch that is trained; for the training thread."""
+        return self._exchanged.popleft()
+
+    def __next__(self) -> Batch:
+        if self._ended:
+            raise StopIteration
+        try:
+            batch, reported = next(self._batches, (None, {}))
+            prepared = None if batch is None else self._requester.prepare(batch)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if prepared is None:
+            self.leave(Status.END)
+            raise StopIteration
+        exchanged = self._requester.exchange(prepared, self.number)
+        if exchanged is None:
+            self._end()
+            raise StopIteration
+        self.number += 1
+        self._exchanged.append((exchanged, reported))
+        return exchanged.owned
+
+    def _end(self) -> None:
+        self._ended = True
+        logger.warning(
+            "%s: training ends with batch %d: another rank has no more batches. Give all ranks the same number.",
+            self._peers.name,
+            self.number - 1,
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one has failed: with the next header, so that all end at this batch."""
+        self._ended = True
+        self._peers.note(error)
+        with contextlib.suppress(Exception):
+            self._requester.end(Status.FAILED, self.number)
+
+    def leave(self, status: Status = Status.LEFT) -> None:
+        """Tell the other ranks that this one has no further batch; in any thread, when no other exchanges."""
+        if not self._ended:
+            self._ended = True
+            self._requester.end(status, self.number)
+
+
+class _Pool(torch.autograd.Function):
+    """Pooling that keeps its gradient for `step()`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddingBag, planned: ShardedPlanned, work: RequestedRows
+    ) -> Tensor:
+        ctx.anchor, ctx.embeddings, ctx.planned, ctx.work = anchor, embeddings, planned, work
+        return work.pool()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        ctx.embeddings.take_gradients(ctx.planned, ctx.work, gradients[0])
+        return torch.zeros_like(ctx.anchor), None, None, None
+
+
+def refuse_policy(policy: Policy) -> None:
+    """Refuse policies that need the rows of all ranks.
+
+    Raises:
+        ConfigError: for a policy that regroups samples or calibrates, by rows of which each rank has a part.
+    """
+    if isinstance(policy, InputPolicy | Calibrates):
+        raise ConfigError(
+            f"policy: expected one that leaves batches unchanged for several ranks, got {type(policy).__name__}, which "
+            "regroups samples or calibrates by the rows of all ranks. Train it in a single process, or choose lru or lfu."
+        )

@@ -1,0 +1,289 @@
+"""`ShardedRows`: the rows of all ranks, and `regroup`: rows saved by some ranks, for another number of them.
+
+A shard is what a rank saves: the arrays of its own module (`adaptive.embeddings.engine.saving.row_arrays`), with its
+own row numbers. A single process saves one shard, whose numbers are those of the tables. The same number of ranks loads
+each its own shard. Otherwise a rank reads all shards, and takes and renumbers what it owns.
+
+Both numberings ascend together, so rows that are selected from a shard are in order, and shards are merged by row.
+
+Keys go to their owners, each with its row's values, state and records. Counts of keys without a row (`admit`) start
+again. The row that stands for keys without one is that of the first shard.
+
+Letters: n entries of a shard, m entries that a rank takes, D width, W ranks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.config import TableConfig
+from adaptive.distributed.ownership import Share, owners_of_keys, owners_of_rows
+from adaptive.distributed.peers import Peers
+from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import CheckpointError, ConfigError
+from adaptive.storage.arrays import Stored, whole
+from adaptive.storage.shards import Part
+
+Int64s = NDArray[np.int64]
+Shard = Mapping[str, NDArray[Any] | Stored]
+SEEN: Final = ("accesses", "last_access", "update_norm")
+SUMS: Final = ("sums", "squares", "raw_values", "raw_states")
+
+
+class ShardedRows:
+    """Reads, loads and saves rows, from the training thread."""
+
+    def __init__(
+        self, local: TieredEmbeddingBag, peers: Peers, groups: Sequence[Group], tables: Sequence[TableConfig]
+    ) -> None:
+        """`groups`: of the whole tables; `tables`: as each rank has them."""
+        self._local, self._peers, self._groups = local, peers, tuple(groups)
+        self._sizes = {table.name: table.num_embeddings for table in tables}
+
+    def flush(self) -> None:
+        """Write every changed device row of this rank to its host tier."""
+        self._local.rows.flush()
+
+    def _find(self, name: str) -> tuple[Group, int]:
+        for group in self._groups:
+            names = [table.name for table in group.tables]
+            if name in names:
+                return group, names.index(name)
+        raise ConfigError(f"table: expected one of {', '.join(self._sizes)}, got {name!r}.")
+
+    def table_keys(self, name: str) -> Int64s:
+        """Return the keys (n,) of a table that have a row on any rank, ascending. All ranks call it together."""
+        return np.sort(np.concatenate(self._peers.rows.gather(self._local.rows.table_keys(name), "keys")))
+
+    def table_weights(self, name: str) -> NDArray[np.float32]:
+        """Return a copy (num_embeddings, D) of a table, on all ranks, which call it together.
+
+        With keys, (n + 1, D): the rows of `table_keys` in its order, then the first rank's for keys without a row.
+        """
+        group, number = self._find(name)
+        own, gather = self._local.rows.table_weights(name), self._peers.rows.gather
+        of_ranks = [part.reshape(-1, group.embedding_dim) for part in gather(own.reshape(-1), f"table {name}")]
+        if group.has_keys:
+            keys = np.concatenate(gather(self._local.rows.table_keys(name), "keys"))
+            rows = np.concatenate([of_rank[:-1] for of_rank in of_ranks])
+            return np.concatenate([rows[np.argsort(keys)], of_ranks[0][-1:]])
+        joined = np.empty((self._peers.size * len(own), group.embedding_dim), np.float32)
+        for rank, of_rank in enumerate(of_ranks):
+            joined[_whole_rows(np.arange(len(own)), rank, self._peers.size, group.table_keys[number])] = of_rank
+        return joined[: group.tables[number].num_embeddings]
+
+    def table_blocks(self, name: str, block_bytes: int = 8 << 20) -> Iterator[NDArray[np.float32]]:
+        """Yield `table_weights`, in one block."""
+        yield self.table_weights(name)
+
+    def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
+        """Set rows 0 ... n - 1 of a table to `vectors` (n, D), equal on all ranks; see `RowStore.load_table`."""
+        group, number = self._find(name)
+        table = group.tables[number]
+        if vectors.ndim != 2 or len(vectors) > table.num_embeddings:
+            raise ConfigError(
+                f"table {name!r}: expected up to ({table.num_embeddings}, {table.embedding_dim}) vectors, got "
+                f"{vectors.shape}. Give one vector for each of the first n rows."
+            )
+        places = np.arange(self._sizes[name])
+        rows = _whole_rows(places, self._peers.rank, self._peers.size, group.table_keys[number])
+        self._local.rows.load_table(name, vectors[rows[rows < len(vectors)]])
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return this rank's rows as `RowStore.state_arrays`: its shard."""
+        return self._local.rows.state_arrays()
+
+    def state_parts(self) -> dict[str, NDArray[Any] | Part]:
+        """Return this rank's rows for a checkpoint, as `RowStore.state_parts`."""
+        return self._local.rows.state_parts()
+
+    def load_shards(self, shards: Sequence[Shard]) -> None:
+        """Load what any number of ranks have saved: the `state_arrays` of each, in the order of ranks.
+
+        Raises:
+            CheckpointError: if they are of other tables or another optimizer. Then nothing has changed.
+        """
+        rank, size = self._peers.rank, self._peers.size
+        arrays = shards[rank] if len(shards) == size else regroup(shards, self._groups, rank, size)
+        self._local.rows.load_state_arrays(arrays)
+
+
+def regroup(shards: Sequence[Shard], groups: Sequence[Group], rank: int, size: int) -> dict[str, Any]:
+    """Return the arrays of `rank` among `size` ranks, from the shards of another number; large ones stay `Stored`.
+
+    Args:
+        shards: in the order of the ranks that saved them.
+        groups: of the whole tables.
+        rank, size: 0 and 1 for a process alone.
+
+    Raises:
+        CheckpointError: if they are of other tables.
+    """
+    first = shards[0]
+    arrays: dict[str, Any] = {name: whole(first[name]) for name in ("next_batch", "rate") if name in first}
+    arrays["next_batch"] = np.max([whole(shard["next_batch"]) for shard in shards], axis=0)
+    for number, group in enumerate(groups):
+        prefix = f"rows{number}."
+        parts = [{n.removeprefix(prefix): v for n, v in shard.items() if n.startswith(prefix)} for shard in shards]
+        _check(parts, group, prefix)
+        arrays |= {prefix + name: value for name, value in _Regrouped(parts, group, rank, size).arrays().items()}
+    return arrays
+
+
+def _check(parts: Sequence[Shard], group: Group, prefix: str) -> None:
+    expected = [-(-table.num_embeddings // len(parts)) + group.has_keys for table in group.tables]
+    for part in parts:
+        saved = whole(part["table_starts"]) if "table_starts" in part else np.zeros(0, np.int64)
+        if np.diff(saved).tolist() != expected:
+            raise CheckpointError(
+                f"checkpoint array {prefix}table_starts: expected tables of {expected} rows on each of {len(parts)} "
+                f"ranks, got {np.diff(saved).tolist()}. Load it into tables of the same sizes."
+            )
+
+
+def _whole_rows(rows: Int64s, rank: int, size: int, table_keys: Any) -> Int64s:
+    """Return the rows in the whole tables of a rank's rows (n,) in each."""
+    keys = np.broadcast_to(np.asarray(table_keys, np.uint64), rows.shape)
+    return rows * size + Share(rank, size).places(rows, keys)
+
+
+class _Regrouped:
+    """The rows of one group, regrouped."""
+
+    def __init__(self, parts: Sequence[Shard], group: Group, rank: int, size: int) -> None:
+        self._parts, self._group, self._rank, self._size = parts, group, rank, size
+        sizes = [-(-table.num_embeddings // size) + group.has_keys for table in group.tables]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._maps = list(map(self._map_of_keys if group.has_keys else self._map_of_rows, range(len(parts))))
+
+    def _tables_of(self, rows: Int64s, starts: Int64s) -> Int64s:
+        return np.searchsorted(starts, rows, side="right") - 1
+
+    def _map_of_rows(self, shard: int) -> Any:
+        starts, keys = whole(self._parts[shard]["table_starts"]), self._group.table_keys
+
+        def new_rows(rows: Int64s) -> Int64s:
+            tables = self._tables_of(rows, starts)
+            in_table = _whole_rows(rows - starts[tables], shard, len(self._parts), keys[tables])
+            owners, places = owners_of_rows(in_table, keys[tables], self._size)
+            return np.where(owners == self._rank, places + self._starts[tables], -1)
+
+        return new_rows
+
+    def _map_of_keys(self, shard: int) -> Any:
+        """Rows of keys are numbered anew, shard by shard; row 0 of each table is that of the first shard."""
+        new = self._new_rows_of_keys[shard]
+
+        def new_rows(rows: Int64s) -> Int64s:
+            return new[rows]
+
+        return new_rows
+
+    @property
+    def _new_rows_of_keys(self) -> list[Int64s]:
+        if not hasattr(self, "_of_keys"):
+            used = self._starts[:-1] + 1  # next free row of each table
+            self._of_keys: list[Int64s] = []
+            for number, part in enumerate(self._parts):
+                starts = whole(part["table_starts"])
+                new = np.full(int(starts[-1]), -1, np.int64)
+                if number == 0:
+                    new[starts[:-1]] = self._starts[:-1]
+                rows, keys = whole(part["keyed"]), whole(part["keys"])
+                tables = self._tables_of(rows, starts)
+                for table, table_key in enumerate(self._group.table_keys):
+                    of_table = np.flatnonzero(tables == table)
+                    own = of_table[owners_of_keys(keys[of_table], table_key, self._size) == self._rank]
+                    own = own[: int(self._starts[table + 1] - used[table])]  # the last ones of a full table lose theirs
+                    new[rows[own]] = used[table] + np.arange(len(own))
+                    used[table] += len(own)
+                self._of_keys.append(new)
+            self._used = used
+        return self._of_keys
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays, without the group's prefix."""
+        part, group = self._parts[0], self._group
+        arrays: dict[str, Any] = {name: whole(part[name]) for name in ("table_keys", "first_state", "table_bounds")}
+        arrays["table_starts"] = self._starts
+        arrays |= self._take("changed", "weights", "state")
+        arrays |= self._take("seen", *(name for name in SEEN if all(name in p for p in self._parts)))
+        if group.has_keys:
+            arrays |= self._keys()
+        watched = [name.removeprefix("watched.") for name in part if name.startswith("watched.")]
+        if watched and all("watched.row" in p for p in self._parts):
+            sums = [name for name in SUMS if name in watched]
+            columns = [name for name in watched if name not in (*sums, "interval", "row", "summed")]
+            arrays |= self._take("watched.row", *(f"watched.{name}" for name in columns))
+            arrays["watched.interval"] = whole(part["watched.interval"])
+            if sums:
+                arrays |= self._take("watched.summed", *(f"watched.{name}" for name in sums))
+        return arrays
+
+    def _take(self, key: str, *names: str) -> dict[str, Any]:
+        """Return the rows of an array of row numbers that this rank takes, ascending, and their columns."""
+        rows, places = [], []
+        for part, new_rows in zip(self._parts, self._maps, strict=True):
+            new = new_rows(whole(part[key]))
+            places.append(np.flatnonzero(new >= 0))
+            rows.append(new[places[-1]])
+        joined = np.concatenate(rows)
+        order = np.argsort(joined, kind="stable")
+        taken: dict[str, Any] = {key: joined[order]}
+        for name in names:
+            taken[name] = _joined([part[name] for part in self._parts], places, order)
+        return taken
+
+    def _keys(self) -> dict[str, Any]:
+        taken = self._take("keyed", "keys", "key_access")
+        part = self._parts[0]
+        clocks = [whole(p[f"keys{t}.clock"]) for t in range(len(self._group.tables)) for p in self._parts]
+        for t, used in enumerate(self._used - self._starts[:-1]):
+            of_table = clocks[t * len(self._parts) : (t + 1) * len(self._parts)]
+            latest = of_table[0].copy()
+            latest[0] = (-1, max(clock[0, 1] for clock in of_table))
+            taken |= {
+                f"keys{t}.freed": np.zeros(0, np.int64),
+                f"keys{t}.used": np.array([used, 0], np.int64),
+                f"keys{t}.clock": latest,
+                f"keys{t}.cell_blocks": np.zeros(0, np.int64),
+                f"keys{t}.cells": np.zeros((0, whole(part[f"keys{t}.cells"]).shape[1]), np.uint8),
+            }
+        return taken
+
+
+def _joined(columns: Sequence[NDArray[Any] | Stored], places: Sequence[Int64s], order: Int64s) -> Any:
+    """Return the entries at `places` of each shard's column, in this order; in files if one of them is."""
+    if any(isinstance(column, Stored) for column in columns):
+        return _Selected(columns, places, order)
+    return np.concatenate([whole(c)[at] for c, at in zip(columns, places, strict=True)])[order]
+
+
+class _Selected(Stored):
+    """Entries of several shards' columns as one array, which is read by blocks.
+
+    Args:
+        columns: of the shards.
+        places: (m,) ascending positions in each that are taken.
+        order: of these entries, joined.
+    """
+
+    def __init__(self, columns: Sequence[NDArray[Any] | Stored], places: Sequence[Int64s], order: Int64s) -> None:
+        self._columns, self._places, self._order = columns, places, order
+        self.dtype, self.shape = columns[0].dtype, (len(order), *columns[0].shape[1:])
+        self._starts = np.cumsum([0, *map(len, places)])
+
+    def read(self, first: int = 0, last: int | None = None) -> NDArray[Any]:
+        wanted = self._order[first : len(self._order) if last is None else last]
+        result = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+        for number, (column, places) in enumerate(zip(self._columns, self._places, strict=True)):
+            mine = np.flatnonzero((wanted >= self._starts[number]) & (wanted < self._starts[number + 1]))
+            if len(mine):
+                at = places[wanted[mine] - self._starts[number]]
+                begin, end = int(at.min()), int(at.max()) + 1
+                block = column.read(begin, end) if isinstance(column, Stored) else column[begin:end]
+                result[mine] = block[at - begin]
+        return result
