@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from adaptive.data.dataset import Dataset, Feature
     from adaptive.data.open import open_dataset
     from adaptive.data.synthetic.synthetic_stream import Synthetic
+    from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
     from adaptive.embeddings.engine.statistics import Statistics
     from adaptive.embeddings.planned_batch import Planned
     from adaptive.embeddings.planning.access_log import AccessLog
-    from adaptive.embeddings.ranks.torch_transport import TorchRanks, sum_in_order
-    from adaptive.embeddings.ranks.traffic import RankTraffic
     from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
     from adaptive.errors import AdaptiveError
     from adaptive.models.click_predictor import ClickPredictor
@@ -52,11 +51,10 @@ _PUBLIC_NAMES = {
     "data.dataset": "Dataset Feature",
     "data.open": "open_dataset",
     "data.synthetic.synthetic_stream": "Synthetic",
+    "distributed.sharded_embedding_bag": "ShardedEmbeddingBag",
     "embeddings.engine.statistics": "Statistics",
     "embeddings.planned_batch": "Planned",
     "embeddings.planning.access_log": "AccessLog",
-    "embeddings.ranks.torch_transport": "TorchRanks sum_in_order",
-    "embeddings.ranks.traffic": "RankTraffic",
     "embeddings.tiered_embedding_bag": "TieredEmbeddingBag",
     "errors": "AdaptiveError",
     "models.click_predictor": "ClickPredictor",
@@ -101,12 +99,12 @@ __all__ = [
     "Origin",
     "Planned",
     "Policy",
-    "RankTraffic",
     "Recording",
     "Refill",
     "RowOptimizer",
     "RowStats",
     "RowwiseAdagrad",
+    "ShardedEmbeddingBag",
     "SkipConfig",
     "SkipRule",
     "Statistics",
@@ -117,7 +115,6 @@ __all__ = [
     "TierConfig",
     "TierView",
     "TieredEmbeddingBag",
-    "TorchRanks",
     "TrainConfig",
     "check_policy",
     "check_rule",
@@ -128,7 +125,6 @@ __all__ = [
     "one_hot_batch",
     "open_dataset",
     "simulate_policies",
-    "sum_in_order",
 ]
 __version__ = "0.1.0"
 

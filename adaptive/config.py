@@ -386,17 +386,6 @@ class SkipConfig(Config):
 class RanksConfig(Config):
     """Distributed training. `--ranks` or torchrun sets the number of processes."""
 
-    blocks: int | None = Field(
-        default=None,
-        ge=1,
-        description="parts of a batch whose gradients are summed in a fixed order: every number of ranks up to this "
-        "one gives the same bits; null: one part per rank",
-    )
-    wire: Literal["fp32", "bf16"] = Field(
-        default="fp32",
-        description="format of rows and gradients between ranks: bf16 halves the bytes and rounds all of them, "
-        "also those that a rank owns itself",
-    )
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto",
         description="transport of rows and gradients on GPUs: nccl sends from GPU to GPU (one GPU per rank), gloo "

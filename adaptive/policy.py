@@ -382,9 +382,8 @@ def arranges(policy: Policy) -> bool:
     return isinstance(policy, InputPolicy) or isinstance(policy.rule, InputRule)
 
 
-def inputs_of(policy: Policy) -> tuple[int, int]:
-    """Samples that the policy's input rule has read and dropped so far; zeros without one."""
-    rule = policy.rule
+def inputs_of(rule: SkipRule | None) -> tuple[int, int]:
+    """Samples that an input rule has read and dropped so far; zeros for anything else."""
     return (rule.seen_inputs, rule.dropped_inputs) if isinstance(rule, InputRule) else (0, 0)
 
 

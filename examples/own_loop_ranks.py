@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from adaptive import Adagrad, Batch, TableConfig, TierConfig, TieredEmbeddingBag, TorchRanks, sum_in_order
+from adaptive import Adagrad, Batch, ShardedEmbeddingBag, TableConfig, TierConfig
 
 STEPS, BATCH = 60, 256  # samples of all ranks together
 
@@ -29,20 +29,17 @@ def global_batches() -> list[Batch]:
 
 def main() -> None:
     dist.init_process_group("gloo")  # torchrun sets the address
-    ranks = TorchRanks()
     tables = [
         TableConfig(name="user", num_embeddings=5_000, embedding_dim=16),
         TableConfig(name="item", num_embeddings=900, embedding_dim=16),
     ]
-    embeddings = TieredEmbeddingBag(
-        tables, TierConfig(device_rows="50%"), policy="lfu", optimizer=Adagrad(lr=0.1), ranks=ranks
-    )
+    embeddings = ShardedEmbeddingBag(tables, TierConfig(device_rows="50%"), policy="lfu", optimizer=Adagrad(lr=0.1))
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(2 * 16, 1).to(embeddings.device))
-    model.register_comm_hook(None, sum_in_order)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    samples = np.arange(ranks.rank, BATCH, ranks.size)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    samples = np.arange(rank, BATCH, size)
     loader = [batch.take(samples) for batch in global_batches()]
     for planned in embeddings.look_ahead(loader, depth=4):
         logits = model(embeddings.stack(planned).flatten(1)).squeeze(1)
@@ -51,12 +48,12 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         embeddings.step()
-        if ranks.is_first and planned.number % 20 == 0:
+        if rank == 0 and planned.number % 20 == 0:
             print(f"batch {planned.number:2}  loss {loss.item():.2f}")
 
     moved = np.linalg.norm(embeddings.rows.table_weights("item"))  # every rank must call it
-    if ranks.is_first:
-        print(f"{ranks.size} ranks, norm of the items' rows {moved:.1f}")
+    if rank == 0:
+        print(f"{size} ranks, norm of the items' rows {moved:.1f}")
     dist.destroy_process_group()
 
 

@@ -577,9 +577,6 @@ def hot_inputs(lookups: Sequence[Sequence[Sequence[int]]], hot: set[int]) -> lis
     return [all(row in hot for feature in lookups for row in feature[s]) for s in range(len(lookups[0]))]
 
 
-# --- bytes between ranks -----------------------------------------------------------------------------------------
-
-
 # --- the prediction by which inputs are skipped ------------------------------------------------------------------
 
 

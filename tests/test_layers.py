@@ -228,3 +228,13 @@ def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
     assert room_of("adaptive.training.trainer", "train") == "training"
     assert room_of("adaptive", "Adam") == "optim"
     assert room_of("adaptive", "batch") == "batch"
+
+
+def test_only_what_is_around_the_core_knows_of_ranks() -> None:
+    """`distributed` uses the core, which says nothing of ranks; only `distributed` talks to torch.distributed."""
+    for path in [*MODULES, *sorted((ROOT / "policies").rglob("*.py"))]:
+        name = relative(path)
+        if name.startswith(("adaptive/embeddings/", "policies/")) or name == "adaptive/training/trainer.py":
+            assert not re.search(r"\branks?\b", path.read_text(), re.IGNORECASE), path
+        if not name.startswith("adaptive/distributed/"):
+            assert not any(module.startswith("torch.distributed") for _, module, _ in imports(path)), path

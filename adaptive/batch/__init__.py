@@ -4,6 +4,6 @@
 """
 
 from adaptive.batch.batch import NO_SAMPLES, Batch, Origin, as_batch, in_order, one_hot_batch
-from adaptive.batch.batch_parts import OwnPart, concatenate, cut
+from adaptive.batch.batch_parts import concatenate
 
-__all__ = ["NO_SAMPLES", "Batch", "Origin", "OwnPart", "as_batch", "concatenate", "cut", "in_order", "one_hot_batch"]
+__all__ = ["NO_SAMPLES", "Batch", "Origin", "as_batch", "concatenate", "in_order", "one_hot_batch"]

@@ -1,7 +1,6 @@
-"""Join batches (`concatenate`), cut one (`cut`), and a rank's samples of one (`OwnPart`)."""
+"""Join batches: `concatenate`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,45 +64,4 @@ def _join_origins(batches: Sequence[Batch]) -> Origin | None:
         origins[0].files,
         np.concatenate([origin.file_index for origin in origins]),
         np.concatenate([origin.lines for origin in origins]),
-    )
-
-
-@dataclass(frozen=True)
-class OwnPart(Batch):
-    """Samples of a global batch that one rank trains, block by block; may be empty.
-
-    `block_sizes`: number of samples of each of the rank's blocks, in order; 0 is possible.
-    """
-
-    block_sizes: tuple[int, ...] = ()
-
-    @classmethod
-    def of_batch(cls, batch: Batch, bounds: Sequence[int]) -> "OwnPart":
-        """Samples `bounds[0]` to `bounds[-1]` of a batch, cut into blocks at the other bounds."""
-        samples = np.arange(bounds[0], bounds[-1])
-        taken = batch.take(samples) if len(samples) else _none_of(batch)
-        values = {item.name: getattr(taken, item.name) for item in fields(Batch)}
-        return cls(**values, block_sizes=tuple(np.diff(bounds).tolist())).mark_unshared()
-
-    def blocks(self) -> list[Batch | None]:
-        """Each block as a batch, or None if it has no sample."""
-        return cut(self, self.block_sizes)
-
-
-def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch | None]:
-    """Cut a batch into pieces of these sizes, in order; None for a size of 0."""
-    if len(sizes) == 1 and sizes[0]:
-        return [batch]
-    ends = np.cumsum(sizes)
-    return [batch.take(np.arange(end - size, end)) if size else None for end, size in zip(ends, sizes, strict=True)]
-
-
-def _none_of(batch: Batch) -> Batch:
-    """The batch without any samples."""
-    return Batch(
-        dense=batch.dense[:0],
-        ids=batch.ids[:0],
-        offsets=np.zeros(1, np.int64),
-        labels=batch.labels[:0],
-        extras={name: array[:0] for name, array in batch.extras.items()},
     )

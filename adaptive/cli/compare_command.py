@@ -47,7 +47,7 @@ def compare(
     """
     with own_stdout():
         rivals = load_contenders(policies, sets or [], {**flags, "flag_out": out}, config)
-    _refuse_ranks(ranks, rivals)
+    _refuse_ranks(ranks)
     auc = _auc_to_reach(to_auc, rivals)
     check_folders(markdown, csv, plot)
     from adaptive.errors import PolicyError
@@ -80,21 +80,16 @@ def compare(
         raise PolicyError("; ".join(problems))
 
 
-def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
+def _refuse_ranks(ranks: int | None) -> None:
     """Check that one process trains all policies in turn.
 
     Raises:
-        ConfigError: if several processes are requested, or a setting needs them.
+        ConfigError: if several processes are requested.
     """
-    from adaptive.embeddings.ranks.launch import is_rank
+    from adaptive.distributed.launch import is_rank
     from adaptive.errors import ConfigError
 
-    blocks = next((rival.config.ranks.blocks for rival in rivals if rival.config.ranks.blocks is not None), None)
-    causes = {
-        f"--ranks {ranks}": ranks is not None,
-        "torchrun": is_rank(),
-        f"ranks.blocks={blocks}": blocks is not None,
-    }
+    causes = {f"--ranks {ranks}": ranks is not None, "torchrun": is_rank()}
     if requests := [cause for cause, is_set in causes.items() if is_set]:
         raise ConfigError(
             f"compare: expected one process, got {', '.join(requests)}. Runs are compared bit for bit, and one that "

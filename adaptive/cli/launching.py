@@ -17,7 +17,7 @@ LEAST_BYTES: Final = 300 << 20  # memory of a rank for libraries and kernels; 36
 
 def settings_for_ranks(run: Path, ranks: int | None) -> "TrainConfig | None":
     """Return the settings of a run that several ranks read; None if this process is alone."""
-    from adaptive.embeddings.ranks.launch import is_rank
+    from adaptive.distributed.launch import is_rank
 
     if ranks is None and not is_rank():
         return None
@@ -29,31 +29,29 @@ def settings_for_ranks(run: Path, ranks: int | None) -> "TrainConfig | None":
 
 def refuse_within_ranks() -> None:
     """Refuse `--ranks` in a process that is already a rank."""
-    from adaptive.embeddings.ranks.launch import is_rank
+    from adaptive.distributed.launch import is_rank
 
     if is_rank():
         raise typer.BadParameter("--ranks: expected none under torchrun, which starts the processes. Leave it out")
 
 
-def launch_ranks(ranks: int, blocks: int | None) -> NoReturn:
+def launch_ranks(ranks: int) -> NoReturn:
     """Run the command line in `ranks` processes, and exit with their exit code."""
-    from adaptive.embeddings.ranks.launch import launch
+    from adaptive.distributed.launch import launch
 
-    check_number(ranks, blocks)
-    raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:]), blocks))
+    check_number(ranks)
+    raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:])))
 
 
-def check_number(ranks: int, blocks: int | None) -> None:
+def check_number(ranks: int) -> None:
     """Check the number of processes; warn if there are fewer cores, as ranks then take turns.
 
     Raises:
-        ConfigError: for more ranks than there are blocks, or than fit into memory.
+        ConfigError: for more ranks than fit into memory.
     """
     from adaptive.errors import ConfigError
     from adaptive.system import available_bytes, usable_cores
 
-    if blocks is not None and ranks > blocks:
-        raise ConfigError(f"--ranks: expected at most ranks.blocks={blocks} ranks, got {ranks}")
     number, room = usable_cores(), max(available_bytes() // LEAST_BYTES, 1)
     cores, least = f"{number} core{'s' * (number > 1)}", bytes_text(ranks * LEAST_BYTES)
     if ranks > room:

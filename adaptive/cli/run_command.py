@@ -18,7 +18,7 @@ from adaptive.errors import ConfigError
 from adaptive.system import loading_libraries
 
 if TYPE_CHECKING:
-    from adaptive.config import TrainConfig
+    pass
 
 LENGTHS = ("steps", "epochs")
 CODE = ("policy", "skip.rule", "model")  # as in adaptive.plugins, which takes a second to import
@@ -63,23 +63,24 @@ def run(
             "data parquet: expected pyarrow, which is not installed. Run pip install 'adaptive-train[parquet]'"
         )
     if ranks is not None and not dry_run:
-        _launch(ranks, settings)
+        _launch(ranks)
     with loading_libraries():
         from adaptive.training.runs import auto_resume_run, plan_run, train_run
-        from adaptive.training.runs.distributed import launched_ranks
+        from adaptive.training.runs.distributed import launched_peers
 
     with own_stdout():
         if dry_run:
             changed = {key: origin for key, origin in origins.items() if origin != "default"}
             result: Mapping[str, Any] = {**plan_run(settings), "settings_from": changed}
         else:
-            with launched_ranks(settings) as group:
-                stream = sys.stderr if group.is_first else None
+            with launched_peers(settings) as peers:
+                is_first = peers is None or peers.is_first
+                stream = sys.stderr if is_first else None
                 if auto_resume:
-                    result = auto_resume_run(settings, stream=stream, ranks=group)
+                    result = auto_resume_run(settings, stream=stream, peers=peers)
                 else:
-                    result = train_run(settings, overwrite=overwrite, stream=stream, ranks=group)
-            if not group.is_first:
+                    result = train_run(settings, overwrite=overwrite, stream=stream, peers=peers)
+            if not is_first:
                 return
     print_result(result, as_json=as_json, verbose=verbose)
 
@@ -103,27 +104,23 @@ def _refuse_changes(texts: Mapping[str, str], names: Mapping[str, str], others: 
 
 def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, verbose: bool, as_json: bool) -> None:
     settings = settings_for_ranks(run, ranks)
-    if ranks is not None and settings is not None:
-        _launch(ranks, settings)
+    if ranks is not None:
+        _launch(ranks)
     with loading_libraries():
-        from adaptive.embeddings.ranks import ALONE
         from adaptive.training.runs import resume_run
-        from adaptive.training.runs.distributed import launched_ranks
+        from adaptive.training.runs.distributed import launched_peers
 
     changed: dict[str, Any] = {key: int(text) for key, text in texts.items() if key in LENGTHS}
     if code := {key: text for key, text in texts.items() if key in CODE}:
         changed["code"] = code
-    with own_stdout(), nullcontext(ALONE) if settings is None else launched_ranks(settings) as group:
-        stream = sys.stderr if group.is_first else None
-        result = resume_run(run, **changed, stream=stream, ranks=group)
-    if group.is_first:
+    with own_stdout(), nullcontext() if settings is None else launched_peers(settings) as peers:
+        is_first = peers is None or peers.is_first
+        result = resume_run(run, **changed, stream=sys.stderr if is_first else None, peers=peers)
+    if is_first:
         print_result(result, as_json=as_json, verbose=verbose)
 
 
-def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
+def _launch(ranks: int) -> NoReturn:
     """Run the command line in `ranks` processes, and exit with their exit code."""
     refuse_within_ranks()
-    from adaptive.training.runs.distributed import refuse_unsupported_by_ranks
-
-    refuse_unsupported_by_ranks(settings)  # here once, instead of on each rank
-    launch_ranks(ranks, settings.ranks.blocks)
+    launch_ranks(ranks)

@@ -26,16 +26,16 @@ def evaluate(
     config = settings_for_ranks(run, ranks)
     if ranks is not None:
         refuse_within_ranks()
-        launch_ranks(ranks, None)
+        launch_ranks(ranks)
     with loading_libraries():
-        from adaptive.embeddings.ranks import ALONE
         from adaptive.training.runs import evaluate_run
-        from adaptive.training.runs.distributed import launched_readers
+        from adaptive.training.runs.distributed import launched_peers
 
-    with own_stdout(), nullcontext(ALONE) if config is None else launched_readers(config) as group:
-        stream = sys.stderr if group.is_first else None
-        result = evaluate_run(run, data=data, group_by=group_by, settings=settings, stream=stream, ranks=group)
-    if group.is_first:
+    with own_stdout(), nullcontext() if config is None else launched_peers(config) as peers:
+        is_first = peers is None or peers.is_first
+        stream = sys.stderr if is_first else None
+        result = evaluate_run(run, data=data, group_by=group_by, settings=settings, stream=stream, peers=peers)
+    if is_first:
         print_result(result, as_json=as_json)
 
 

@@ -27,12 +27,12 @@ def is_rank() -> bool:
     return all(name in os.environ for name in NEEDED)
 
 
-def launch(size: int, arguments: Sequence[str], blocks: int | None) -> int:
+def launch(size: int, arguments: Sequence[str]) -> int:
     """Run `adaptive-train` in `size` processes; return the exit code of the first to fail."""
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    cores = max(1, usable_cores() // (size if blocks is None else max(blocks, size)))
+    cores = max(1, usable_cores() // size)
     common = {
         "OMP_NUM_THREADS": str(cores),
         **os.environ,

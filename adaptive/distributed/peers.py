@@ -237,6 +237,16 @@ class Peers:
         dist.all_to_all_single(received, values, list(lengths), list(sizes), self._values_group)
         return received
 
+    def sum_values(self, values: Tensor, what: str) -> None:
+        """`Channel.sum` of the training thread, for numbers on the device tier."""
+        if self.uses_nccl:
+            dist.all_reduce(values, group=self._values_group)
+            return
+        on_host = values.cpu()
+        self.rows.sum(on_host, what)
+        if on_host is not values:
+            values.copy_(on_host)
+
     def require_equal(self, facts: Mapping[str, object]) -> None:
         """Check that all ranks have the same facts, JSON values by name.
 

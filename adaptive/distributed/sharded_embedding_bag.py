@@ -36,7 +36,7 @@ from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.embeddings.planning.access_events import HashedView
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.lookups import check_batch
-from adaptive.embeddings.planning.policy_calls import OF_RULE, PolicyCaller
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.pooled_vectors import PooledVectors
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
@@ -49,7 +49,7 @@ from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats
 logger = logging.getLogger("adaptive.distributed")
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())
-ROOM: Final = 5, 4  # of the rows in flight: owners do not get even shares of every batch
+ROOM: Final = 5, 4  # of rows in flight and of watched rows: owners do not get even shares
 
 
 class RequestedRows(GroupBatch):
@@ -57,7 +57,7 @@ class RequestedRows(GroupBatch):
 
     def __init__(self, lane: Lane, group: Group, requested: Requested, rows: Tensor) -> None:
         """`rows` (U, D): as the owners sent them."""
-        super().__init__(lane, None, requested.pooling(), rows)
+        super().__init__(lane, None, pooling=requested.pooling(), weights=rows)
         self._group, self._requested = group, requested
 
     def add_gradients(self, gradients: Tensor) -> None:
@@ -66,7 +66,7 @@ class RequestedRows(GroupBatch):
 
     def sums(self) -> Tensor:
         """Return the gradients (U, D) by row, in the order in which the rows arrived."""
-        return self._lane.device.pool(self._requested.sums(), self.gradients)
+        return self._lane.device.pool(self._requested.sums(), rows=self.gradients)
 
 
 class ShardedPlanned(Planned):
@@ -162,12 +162,15 @@ class ShardedEmbeddingBag(PooledVectors):
         share = Share(self.peers.rank, self.peers.size)
         size, own_tables = self.peers.size, owned_tables(tables, self.peers.size)
         held = tier.held_rows if size == 1 else -(-tier.held_rows * ROOM[0] // (size * ROOM[1]))
+        hot_rows = "auto" if settings is None else settings.hot_rows
+        if hot_rows.isdigit():  # of all ranks
+            hot_rows = str(-(-int(hot_rows) * ROOM[0] // (size * ROOM[1])))
         self.local = TieredEmbeddingBag(
             own_tables,
             tier.model_copy(update={"held_rows": held}),
             policy=self.policy,
             optimizer=optimizer,
-            skip=None if settings is None else settings.model_copy(update={"rule": None}),
+            skip=None if settings is None else settings.model_copy(update={"rule": None, "hot_rows": hot_rows}),
             seed=seed,
             share=share,
         )
@@ -181,7 +184,7 @@ class ShardedEmbeddingBag(PooledVectors):
         self._view = HashedView(groups)
         self.statistics = ShardedStatistics(self.local.statistics, self.peers, tables)
         self.rows = ShardedRows(self.local, self.peers, groups, own_tables)
-        self.runtime = ShardedRuntime(self)
+        self.runtime = self.local.runtime
         self._current: ShardedPlanned | None = None
         self._failure: BaseException | None = None
         self._number = 0
@@ -318,9 +321,10 @@ class ShardedEmbeddingBag(PooledVectors):
             work = planned.requested[number] if planned.requested else None
             sizes = [0] * self.peers.size if work is None else exchanged.requested[number].sizes
             width, has_any = group.embedding_dim, work is not None and work.gradients is not None
-            sums = torch.zeros((sum(sizes), width), device=self.device)
             if work is not None and has_any:
                 sums = work.sums() if factor == 1 else work.sums() * factor
+            else:
+                sums = torch.zeros((sum(sizes), width), device=self.device)
             received, any_rank_has = self._swap_with_flag(sums, sizes, served.sizes, has_any, planned)
             if any_rank_has:
                 vectors.append(self._vectors[number])
@@ -435,6 +439,9 @@ class ShardedEmbeddingBag(PooledVectors):
     def calibrate(self, sample: Sequence[Batch]) -> None:
         """Do nothing: policies that calibrate are refused."""
 
+    def report_loss(self, planned: Planned, loss: float) -> None:
+        """Do nothing: policies that ask for a loss are refused."""
+
     def close(self) -> None:
         """Delete the files of a host tier on disk."""
         self.local.close()
@@ -470,23 +477,7 @@ class ShardedEmbeddingBag(PooledVectors):
         self.close()
 
 
-class ShardedRuntime:
-    """`Runtime` of a sharded module, for trainers."""
-
-    may_end_early = False  # rows have been requested of other ranks
-
-    def __init__(self, embeddings: ShardedEmbeddingBag) -> None:
-        self._embeddings = embeddings
-        self._local = embeddings.local.runtime
-        self.pipeline, self.outline, self.view = self._local.pipeline, self._local.outline, self._local.view
-        self.running_out = self._local.running_out
-
-    def ask_policy(self, method: str, question: Callable[[], Any]) -> Any:
-        """`Runtime.ask_policy`."""
-        arranger = self._embeddings._arranger
-        if arranger is not None and method.startswith(OF_RULE):
-            return arranger.ask(method, question)
-        return self._local.ask_policy(method, question)
+Embeddings = TieredEmbeddingBag | ShardedEmbeddingBag
 
 
 class _AsRead(Policy):
@@ -588,5 +579,5 @@ def refuse_policy(policy: Policy) -> None:
     if isinstance(policy, InputPolicy | Calibrates):
         raise ConfigError(
             f"policy: expected one that leaves batches unchanged for several ranks, got {type(policy).__name__}, which "
-            "regroups samples or calibrates by the rows of all ranks. Train it in a single process, or choose lru or lfu."
+            "regroups samples or calibrates by the rows of all ranks. Train it in one process, or choose lru or lfu."
         )

@@ -24,8 +24,7 @@ from adaptive.distributed.peers import Peers
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError
-from adaptive.storage.arrays import Stored, whole
-from adaptive.storage.shards import Part
+from adaptive.storage.arrays import Blocks, Stored, whole
 
 Int64s = NDArray[np.int64]
 Shard = Mapping[str, NDArray[Any] | Stored]
@@ -96,9 +95,9 @@ class ShardedRows:
         """Return this rank's rows as `RowStore.state_arrays`: its shard."""
         return self._local.rows.state_arrays()
 
-    def state_parts(self) -> dict[str, NDArray[Any] | Part]:
-        """Return this rank's rows for a checkpoint, as `RowStore.state_parts`."""
-        return self._local.rows.state_parts()
+    def state_blocks(self) -> dict[str, NDArray[Any] | Blocks]:
+        """Return this rank's rows for a checkpoint, as `RowStore.state_blocks`."""
+        return self._local.rows.state_blocks()
 
     def load_shards(self, shards: Sequence[Shard]) -> None:
         """Load what any number of ranks have saved: the `state_arrays` of each, in the order of ranks.
@@ -107,17 +106,28 @@ class ShardedRows:
             CheckpointError: if they are of other tables or another optimizer. Then nothing has changed.
         """
         rank, size = self._peers.rank, self._peers.size
-        arrays = shards[rank] if len(shards) == size else regroup(shards, self._groups, rank, size)
+        arrays: Shard = shards[rank] if len(shards) == size else {}
+        if len(shards) != size:
+            arrays = regroup(shards, self._groups, rank, size, room_to_watch(self._local))
         self._local.rows.load_state_arrays(arrays)
 
 
-def regroup(shards: Sequence[Shard], groups: Sequence[Group], rank: int, size: int) -> dict[str, Any]:
+def room_to_watch(embeddings: TieredEmbeddingBag) -> list[int]:
+    """Return how many rows of each group can be watched."""
+    skippers = [lane.skipper for lane in embeddings.runtime.pipeline.lanes]
+    return [0 if skipper is None else skipper.hot.capacity for skipper in skippers]
+
+
+def regroup(
+    shards: Sequence[Shard], groups: Sequence[Group], rank: int, size: int, room: Sequence[int] = ()
+) -> dict[str, Any]:
     """Return the arrays of `rank` among `size` ranks, from the shards of another number; large ones stay `Stored`.
 
     Args:
         shards: in the order of the ranks that saved them.
         groups: of the whole tables.
         rank, size: 0 and 1 for a process alone.
+        room: `room_to_watch` of the rank. Further watched rows are dropped: their values include accumulated updates.
 
     Raises:
         CheckpointError: if they are of other tables.
@@ -129,7 +139,8 @@ def regroup(shards: Sequence[Shard], groups: Sequence[Group], rank: int, size: i
         prefix = f"rows{number}."
         parts = [{n.removeprefix(prefix): v for n, v in shard.items() if n.startswith(prefix)} for shard in shards]
         _check(parts, group, prefix)
-        arrays |= {prefix + name: value for name, value in _Regrouped(parts, group, rank, size).arrays().items()}
+        regrouped = _Regrouped(parts, group, rank, size).arrays(room[number] if room else 0)
+        arrays |= {prefix + name: value for name, value in regrouped.items()}
     return arrays
 
 
@@ -204,8 +215,8 @@ class _Regrouped:
             self._used = used
         return self._of_keys
 
-    def arrays(self) -> dict[str, Any]:
-        """Return the arrays, without the group's prefix."""
+    def arrays(self, room: int) -> dict[str, Any]:
+        """Return the arrays, without the group's prefix, with at most `room` watched rows."""
         part, group = self._parts[0], self._group
         arrays: dict[str, Any] = {name: whole(part[name]) for name in ("table_keys", "first_state", "table_bounds")}
         arrays["table_starts"] = self._starts
@@ -221,6 +232,12 @@ class _Regrouped:
             arrays["watched.interval"] = whole(part["watched.interval"])
             if sums:
                 arrays |= self._take("watched.summed", *(f"watched.{name}" for name in sums))
+            earliest = np.sort(np.argsort(arrays["watched.entry"], kind="stable")[:room])
+            stay = np.isin(arrays["watched.summed"], arrays["watched.row"][earliest]) if sums else None
+            for name in ("row", *columns):
+                arrays[f"watched.{name}"] = arrays[f"watched.{name}"][earliest]
+            for name in ("summed", *sums) if sums else ():
+                arrays[f"watched.{name}"] = arrays[f"watched.{name}"][stay]
         return arrays
 
     def _take(self, key: str, *names: str) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""`TieredEmbeddingBag` and its parts: planning, tiers, engine, exchange between ranks."""
+"""`TieredEmbeddingBag` and its parts: planning, tiers, engine."""

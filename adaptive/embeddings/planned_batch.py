@@ -132,9 +132,9 @@ class Planned:
     share = 1.0
     """Share of the whole batch's samples: the weight of a mean loss over this part."""
     is_share = False
-    """True if other ranks or blocks may contribute to the same step."""
+    """True if other parts contribute to the same step."""
     first = 0
-    """Position of the first sample in the whole batch, of all ranks."""
+    """Position of the first sample in the whole batch."""
     ended = False
     """True once the loop has requested the next batch or closed the look-ahead: rows may have been evicted."""
 
@@ -144,31 +144,19 @@ class Planned:
         works: Sequence[GroupBatch],
         send: Send,
         arrived: Callable[[], bool] = lambda: False,
-        *,
-        whole: bool = True,
     ) -> None:
-        """`arrived` waits for rows in flight; `whole` is False if only parts are used."""
+        """`arrived` waits for rows in flight."""
         self._batch, self._send = batch, send
         self._arrived = arrived
         self.waited = False  # True if a part had to wait for its rows
         self.works = tuple(works)
         self.num_samples = self.num_samples_of_all = batch.num_samples
-        if whole:  # sent now: on the stream that is current here, and a compiled model need not trace it
-            self.dense, self.labels = send(batch.dense), send(batch.labels)
+        # Sent now: on the stream that is current here, and a compiled model need not trace it.
+        self.dense, self.labels = send(batch.dense), send(batch.labels)
 
     @property
     def batch(self) -> Batch:
         return self._batch
-
-    @cached_property
-    def dense(self) -> Tensor:
-        """Dense inputs (B, num_dense) float32 on the device."""
-        return self._send(self.batch.dense)
-
-    @cached_property
-    def labels(self) -> Tensor:
-        """Labels (B,) float32 on the device."""
-        return self._send(self.batch.labels)
 
     @cached_property
     def extras(self) -> dict[str, Tensor]:
@@ -233,7 +221,7 @@ class Planned:
 
 
 class PlannedPart(Planned):
-    """Consecutive samples of a batch: a part of it, or a rank's block with its own arrays."""
+    """Consecutive samples of a batch: a part of it."""
 
     def __init__(
         self,
@@ -242,28 +230,22 @@ class PlannedPart(Planned):
         first: int,
         num_samples: int,
         *,
-        block: Batch | None = None,
         waits: bool = False,
     ) -> None:
-        """`first`: of the samples of all ranks; `waits`: some of its rows are in flight."""
-        self._whole, self._block, self._waits, self._send = whole, block, waits, whole._send
+        """`first`: of its samples; `waits`: some of its rows are in flight."""
+        self._whole, self._waits = whole, waits
         self.first, self.num_samples, self.works = first, num_samples, tuple(works)
         self.share = num_samples / whole.num_samples_of_all
         self.num_samples_of_all, self.is_share = whole.num_samples_of_all, True
         self._samples = slice(first, first + num_samples)
-        if block is None:
-            self.dense, self.labels = whole.dense[self._samples], whole.labels[self._samples]
-        else:  # sent now, as in `Planned`
-            _ = self.dense, self.labels
+        self.dense, self.labels = whole.dense[self._samples], whole.labels[self._samples]
 
     @cached_property
     def batch(self) -> Batch:
-        return self._block or self._whole.batch.take(np.arange(self._samples.start, self._samples.stop))
+        return self._whole.batch.take(np.arange(self._samples.start, self._samples.stop))
 
     @cached_property
     def extras(self) -> dict[str, Tensor]:
-        if self._block is not None:
-            return {name: self._send(array) for name, array in self._block.extras.items()}
         return {name: values[self._samples] for name, values in self._whole.extras.items()}
 
     @property

@@ -16,20 +16,18 @@ from adaptive.batch.named import as_float32 as checked_float32
 from adaptive.batch.named import as_numbers
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.saving.gathering import make_gatherer, select_owned
-from adaptive.embeddings.engine.saving.row_arrays import load_rows, save_parts, save_rows
+from adaptive.embeddings.engine.saving.row_arrays import load_rows, save_blocks, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.vector.bfloat16 import BFLOAT16, OVERFLOW, as_float32, as_stored
-from adaptive.storage.arrays import Stored
-from adaptive.storage.shards import Part
+from adaptive.storage.arrays import Blocks, Stored
 
 AT_ONCE: Final = 1 << 18  # rows that are copied at once, to bound memory
 APART: Final = "rows_apart"  # name of the only tensor in `state_dict()` with rows="separate"
 
 
 class RowStore:
-    """Reads and writes rows, from the training thread; ranks call each method together."""
+    """Reads and writes rows, from the training thread."""
 
     def __init__(self, pipeline: Pipeline, statistics: StatisticsCollector) -> None:
         self._pipeline, self._statistics = pipeline, statistics
@@ -65,18 +63,14 @@ class RowStore:
             ConfigError: if there is no such table.
         """
         lane, number = self._find_table(name)
-        first, last = map(int, lane.group.undivided.table_starts[number : number + 2])
+        first, last = map(int, lane.group.table_starts[number : number + 2])
         length = max(1, block_bytes // (4 * lane.group.embedding_dim))
-        gatherer = make_gatherer(self._pipeline)
         keyed = None if lane.keys is None else self._rows_by_key(lane, number)
         last = last if keyed is None else first + len(keyed)
         for start in range(first, last, length):
             rows = np.arange(start, min(start + length, last)) if keyed is None else keyed[start - first :][:length]
-            local = rows if gatherer is None else select_owned(lane.group, rows)[0]
             with self._pipeline.lock:
-                block = self._pipeline.values(lane, local)[0]
-            if gatherer is not None:  # all ranks are here
-                block = gatherer.spread(lane.group.group_rows(local), block, rows)
+                block = self._pipeline.values(lane, rows)[0]
             yield as_float32(block)
 
     def _rows_by_key(self, lane: Lane, number: int) -> NDArray[np.int64]:
@@ -123,16 +117,15 @@ class RowStore:
             pipeline.finish_copies()
             for start in range(0, len(vectors), AT_ONCE):
                 part = np.array(vectors[start : start + AT_ONCE], np.float32)
-                rows = lane.group.undivided.table_starts[number] + np.arange(start, start + len(part))
-                rows, part = select_owned(lane.group, rows, as_stored(part, lane.host.dtype))
+                rows = lane.group.table_starts[number] + np.arange(start, start + len(part))
                 state = np.full((len(part), lane.host.state.shape[1]), lane.host.first_state)
-                lane.put(rows, part, state)
+                lane.put(rows, as_stored(part, lane.host.dtype), state)
             lane.device.forget_watched()
             pipeline.finish_copies()
 
     @contextmanager
     def read_as(self, convert: Callable[[NDArray[Any]], NDArray[np.float32]]) -> Iterator[None]:
-        """Let `read` of a single process look up `convert(rows)` instead of rows (n, D), as a what-if."""
+        """Let `read` look up `convert(rows)` instead of rows (n, D), as a what-if."""
         self._pipeline.convert_read = convert
         try:
             yield
@@ -158,13 +151,12 @@ class RowStore:
         """
         return save_rows(self._pipeline)
 
-    def state_parts(self) -> dict[str, NDArray[Any] | Part]:
-        """Return `state_arrays` of this rank's rows for `save_checkpoint`, as parts of a shard.
+    def state_blocks(self) -> dict[str, NDArray[Any] | Blocks]:
+        """Return `state_arrays` for `save_checkpoint`, also of tables larger than memory.
 
-        Works for tables larger than memory: values and state are read 8 MiB at a time while they are written. Train
-        nothing before that. See `adaptive.storage.shards`.
+        Values and state are read 8 MiB at a time while they are written. Train nothing before that.
         """
-        return save_parts(self._pipeline)
+        return save_blocks(self._pipeline)
 
     def load_state_arrays(
         self,

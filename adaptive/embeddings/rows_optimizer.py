@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from adaptive.embeddings.distributed import LocalSteps
+from adaptive.embeddings.batch_steps import BatchSteps
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.errors import ConfigError
@@ -68,7 +68,7 @@ class RowsOptimizer(torch.optim.Optimizer):
     batch. `state_dict()` contains the learning rate; the embeddings' `state_dict()` contains the state of rows.
     """
 
-    def __init__(self, lr: float, pipeline: Pipeline, batch_steps: LocalSteps, anchor: Tensor) -> None:
+    def __init__(self, lr: float, pipeline: Pipeline, batch_steps: BatchSteps, anchor: Tensor) -> None:
         """`anchor` requires a gradient unless rows are frozen."""
         self._pipeline, self._batch_steps, self._anchor = pipeline, batch_steps, anchor
         self._pending: dict[int, Planned] = {}  # batches with gradients whose rows are not updated yet
@@ -118,15 +118,12 @@ class RowsOptimizer(torch.optim.Optimizer):
         self._pipeline.lock.refuse_broken()
         # An exception may have kept an ended batch from leaving `_pending`: its slots have other rows now.
         pending = [p for p in self._pending.values() if p.has_gradients and self._pipeline.is_current(p.number)]
-        if not pending and self._batch_steps.has_no_samples:
-            return  # the other ranks' gradients arrive when the batch ends
         _check_grad_scale(grad_scale)
         if not pending and not self._anchor.requires_grad:
             return
         if not pending:
             raise _no_gradients("step()")
         if grad_scale != 1.0:
-            self._batch_steps.refuse("grad_scale")
             if self.bad_gradients():
                 return self.discard()
             for work in self._works_with_gradients():
@@ -155,7 +152,6 @@ class RowsOptimizer(torch.optim.Optimizer):
             grad_scale: factor by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`), if the gradients
                 of `parameters` are unscaled already.
         """
-        self._batch_steps.refuse("clip_grad_norm_")
         _check_grad_scale(grad_scale)
         works = self._unscale()
         dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -214,7 +210,6 @@ class RowsOptimizer(torch.optim.Optimizer):
         """Return `_works_with_gradients`, multiplied by the factor that a scaler has left."""
         works = self._works_with_gradients()
         if (factor := self._stand_in.answer) is not None:
-            self._batch_steps.refuse("a gradient scaler")
             for work in works:
                 work.scale_gradients(factor)
             self._stand_in.answer = None

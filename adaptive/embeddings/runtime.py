@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from adaptive.embeddings.distributed import LocalSteps
 from adaptive.embeddings.engine.build import Outline
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.statistics import StatisticsCollector
@@ -24,7 +23,6 @@ class Runtime:
         outline: arguments of the tables, and the sizes that follow from them.
         optimizer: keeps gradients and updates rows.
         statistics: counts of trained batches.
-        batch_steps: steps of a batch in the training thread, alone or with other ranks.
         view: the rows as policies see them.
     """
 
@@ -32,7 +30,6 @@ class Runtime:
     outline: Outline
     optimizer: RowsOptimizer
     statistics: StatisticsCollector
-    batch_steps: LocalSteps
     view: TierView
 
     def ask_policy(self, method: str, question: Callable[[], T]) -> T:
@@ -45,11 +42,8 @@ class Runtime:
 
     @property
     def may_end_early(self) -> bool:
-        """True if batches that were read but not planned can be read again.
-
-        Not with ranks, which have already requested rows of each other, and not if the policy arranges batches.
-        """
-        return self.pipeline.exchange.ranks.is_local and not arranges(self.outline.policy)
+        """True if batches that were read but not planned can be read again: the policy does not arrange them."""
+        return not arranges(self.outline.policy)
 
     def end_early(self) -> None:
         """Plan no more batches in the running look-ahead. Requires `may_end_early`."""

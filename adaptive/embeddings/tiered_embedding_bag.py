@@ -10,7 +10,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any, Final, Literal, cast
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.batch_steps import BatchSteps
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
-from adaptive.embeddings.distributed import batch_steps
 from adaptive.embeddings.engine.build import build_pipeline, outline_engine, watch_rows
 from adaptive.embeddings.engine.lookahead import LookAheadPass
 from adaptive.embeddings.engine.pipeline import ReadyBatch
@@ -31,14 +31,13 @@ from adaptive.embeddings.planning.access_events import HashedView, RowView
 from adaptive.embeddings.planning.layout import Share
 from adaptive.embeddings.pooled_vectors import PooledVectors
 from adaptive.embeddings.prefetch_iterator import LookAhead
-from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.row_store import RowStore
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.runtime import Runtime
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer, row_optimizer
 from adaptive.plugins import make_policy, parse_policy, with_rule
-from adaptive.policy import Policy, SkipRule, arranges
+from adaptive.policy import Policy, SkipRule
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of the command line, too
 
@@ -54,9 +53,7 @@ class TieredEmbeddingBag(PooledVectors):
     unchanged, float32 on `TierConfig.device`. `state_dict()` contains every row that ever changed, with its optimizer
     state.
 
-    Call all methods from the training thread. With `ranks` (`adaptive.TorchRanks`), each rank owns a part of the rows
-    and passes its own samples to `look_ahead`. All ranks call `look_ahead`, `step`, `read` and every method that reads
-    or saves rows together, in the same order.
+    Call all methods from the training thread. `adaptive.ShardedEmbeddingBag` is the same for several processes.
 
     Args:
         tables: sizes and features of the tables, in any order.
@@ -68,7 +65,6 @@ class TieredEmbeddingBag(PooledVectors):
         seed: of the initial values.
         rows: "separate" leaves the rows out of `state_dict()`, for tables too large to copy. `load_state_dict()` then
             fails unless `rows.load_state_arrays()` has loaded them first.
-        ranks: processes that train together; None for this process alone.
         share: of larger tables whose other rows are in other modules; None: these are the whole tables.
 
     Attributes:
@@ -85,7 +81,6 @@ class TieredEmbeddingBag(PooledVectors):
         drops_updates: True if updates of saturated rows are skipped.
         defers: True if gradients of waiting rows are accumulated and applied later.
         device: device of the device tier.
-        ranks: the ranks that train together, or this process alone.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -102,7 +97,6 @@ class TieredEmbeddingBag(PooledVectors):
         skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
         rows: Literal["in_state_dict", "separate"] = "in_state_dict",
-        ranks: Ranks | None = None,
         share: Share | None = None,
     ) -> None:
         super().__init__()
@@ -116,18 +110,17 @@ class TieredEmbeddingBag(PooledVectors):
         rule = parse_policy(policy)[2] if isinstance(policy, str) else None
         self.policy = make_policy(policy)
         self.skip = with_rule(self.policy, rule if skip is None else skip)
-        self.ranks = ALONE if ranks is None else ranks
-        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, self.ranks, share)
+        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, share)
         self._pipeline, sizes = build_pipeline(outline)
-        self._batch_steps = batch_steps(self._pipeline)
+        self._batch_steps = BatchSteps(self._pipeline)
         self.rows_anchor = nn.Parameter(torch.zeros(0, device=self._pipeline.mover.device))
         self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps, self.rows_anchor)
         self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
         self.rows = RowStore(self._pipeline, self.statistics)
         planners, keys = zip(*((lane.planner, lane.keys) for lane in self._pipeline.lanes), strict=True)
-        groups = [group.undivided for group in self._pipeline.groups]
+        groups = self._pipeline.groups
         view, self._hashed_view = RowView(groups, planners, keys), HashedView(groups)
-        self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, self._batch_steps, view)
+        self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, view)
         self.drops_updates, self.defers = outline.drops_updates, outline.defers
         self._use_groups(self._pipeline.groups)
         self.table_names = tuple(self.statistics.table_rows())
@@ -176,12 +169,17 @@ class TieredEmbeddingBag(PooledVectors):
             "change the optimizer, create a new TieredEmbeddingBag."
         )
 
+    @property
+    def rule(self) -> SkipRule | None:
+        """The skip rule; None if nothing is skipped."""
+        return self.policy.rule
+
     def calibrate(self, sample: Sequence[Batch]) -> None:
         """Let the policy look at a sample of the training data before training."""
         self._pipeline.policy_caller.calibrate([self._pipeline.check(batch) for batch in sample], self.runtime.view)
 
     def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> LookAhead:
-        """Return an iterator over `batches`, this rank's samples, planned and fetched up to `depth` batches ahead.
+        """Return an iterator over `batches`, planned and fetched up to `depth` batches ahead.
 
         Requesting the next batch ends the current one. Exhaust or close the iterator before you start another.
 
@@ -189,19 +187,7 @@ class TieredEmbeddingBag(PooledVectors):
             ConfigError: if `depth` is not a non-negative integer.
             DeviceMemoryError, InputError, PolicyError: in the loop, also for errors of the look-ahead thread.
         """
-        if self.ranks.blocks > 1 and arranges(self.policy):
-            raise ConfigError(
-                f"look_ahead(): expected a policy that leaves this rank's samples as they are, got skip rule "
-                f"{type(self.policy.rule).__name__}, which needs the samples of all ranks. Train with "
-                "adaptive.training.trainer.Trainer, which passes them, or switch the rule off."
-            )
-        return self.look_ahead_of_all(batches, lambda batch: batch, depth=depth)
-
-    def look_ahead_of_all(
-        self, batches: Iterable[Batch], own_part: Callable[[Batch], Batch], *, depth: int = 4
-    ) -> LookAhead:
-        """As `look_ahead`, of the samples of all ranks; `own_part` takes this rank's once they are arranged."""
-        return LookAhead(partial(self._begin_pass, batches, own_part, check_depth(depth)), batches)
+        return LookAhead(partial(self._begin_pass, batches, check_depth(depth)), batches)
 
     def end_look_ahead(self) -> None:
         """End the running look-ahead, if there is one, as closing its iterator does.
@@ -212,19 +198,14 @@ class TieredEmbeddingBag(PooledVectors):
         if one_pass is not None:
             one_pass.close()
 
-    def _begin_pass(
-        self, batches: Iterable[Batch], own_part: Callable[[Batch], Batch], depth: int
-    ) -> Generator[Planned, None, None]:
+    def _begin_pass(self, batches: Iterable[Batch], depth: int) -> Generator[Planned, None, None]:
         one_pass = LookAheadPass(self._pipeline, depth)
-        planned_batches = self._look_ahead(one_pass, batches, own_part)
+        planned_batches = self._look_ahead(one_pass, batches)
         one_pass.owner = weakref.ref(planned_batches)
         return planned_batches
 
-    def _look_ahead(
-        self, one_pass: LookAheadPass, batches: Iterable[Batch], own_part: Callable[[Batch], Batch]
-    ) -> Generator[Planned, None, None]:
+    def _look_ahead(self, one_pass: LookAheadPass, batches: Iterable[Batch]) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
-        failed: BaseException | None = None
         all_trained = False
         self._batch_steps.failure = None
         self._optimizer.discard()  # gradients that an interrupt at the end of a pass has left
@@ -232,7 +213,7 @@ class TieredEmbeddingBag(PooledVectors):
             with self._pipeline.running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
                 arranged = policy_caller.arrange(named, self.runtime.view, self._hashed_view.rows)
-                with closing(one_pass.ready_batches(map(own_part, arranged))) as ready_batches:
+                with closing(one_pass.ready_batches(arranged)) as ready_batches:
                     for ready in ready_batches:
                         planned = self._batch_steps.planned(ready)
                         try:
@@ -245,11 +226,7 @@ class TieredEmbeddingBag(PooledVectors):
                         finally:  # a loop that stops early has trained this batch, too
                             self._finish(planned, ready)
             all_trained = True
-        except Exception as error:
-            failed = error
-            raise
         finally:
-            self._batch_steps.leave(failed)
             self.statistics.refresh(recount=not all_trained)
 
     def _check_stepped(self, planned: Planned) -> None:
@@ -275,8 +252,6 @@ class TieredEmbeddingBag(PooledVectors):
     def _finish(self, planned: Planned, ready: ReadyBatch) -> None:
         planned.ended = True
         self._optimizer.end_batch(planned)
-        if not self._pipeline.lock.is_forked:
-            self._batch_steps.end_batch(planned)
         self.statistics.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     def _check_planned(self, planned: Planned) -> None:
@@ -324,10 +299,7 @@ class TieredEmbeddingBag(PooledVectors):
         self._pipeline.feedback.report_loss(planned.number, loss)
 
     def reporting_errors(self) -> AbstractContextManager[None]:
-        """Return a context manager that reports an error in a loop's body to the other ranks.
-
-        Without it, they only learn that this rank has left its loop.
-        """
+        """Return a context manager that notes an error in a loop's body, so that nothing is taken for left undone."""
         return self._batch_steps.reporting_errors()
 
     def read(self, batch: Batch) -> Planned:

@@ -52,29 +52,23 @@ class Blocks:
 
 def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> JsonObject:
     """Write and sync an array; return its `file` name, `size`, `sha256`, `dtype` and `shape`."""
-    digest = hashlib.sha256(_header(value.dtype, value.shape))
-    facts = write_watched(path, value, disk, digest.update)
-    return {**facts, "sha256": digest.hexdigest()}
-
-
-def write_watched(path: Path, value: "Array | Blocks", disk: Disk, see: Callable[[memoryview], None]) -> JsonObject:
-    """Do what `write_array` does without digest; `see` gets the bytes of the values."""
     array = value if isinstance(value, Blocks) else np.asarray(value, order="C")
     assert array.dtype.str in DTYPES, f"{path.name}: cannot save {array.dtype}"
     header = _header(array.dtype, array.shape)
-    blocks = array.make() if isinstance(array, Blocks) else iter([array])
+    blocks, digest = array.make() if isinstance(array, Blocks) else iter([array]), hashlib.sha256(header)
 
     def write(file: BinaryIO) -> None:
         disk.write(file, header)
         for chunk in itertools.chain.from_iterable(map(_chunks, blocks)):
-            see(chunk)
+            digest.update(chunk)
             disk.write(file, chunk)
 
     write_new(path, write, disk=disk)
     size = path.stat().st_size
     expected = len(header) + math.prod(array.shape) * array.dtype.itemsize
     assert size == expected, f"{path.name}: blocks of {size} bytes in place of {expected}"
-    return {"file": path.name, "size": size, "dtype": array.dtype.str, "shape": list(array.shape)}
+    facts = {"file": path.name, "size": size, "dtype": array.dtype.str, "shape": list(array.shape)}
+    return {**facts, "sha256": digest.hexdigest()}
 
 
 def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, sha256: str) -> Array:
@@ -87,7 +81,7 @@ def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, s
     digest = hashlib.sha256(_header(array.dtype, shape))
     for chunk in _chunks(array):
         digest.update(chunk)
-    _check_digest(path, sha256, digest.hexdigest())
+    _check_digest(path, sha256, digest)
     return array
 
 
@@ -111,7 +105,7 @@ class ArrayFile(Stored):
     """An array in a file, which is kept open and so may be removed.
 
     Args:
-        path, dtype_text, shape, size: as in `read_array`. The values are verified by `check`.
+        path, dtype_text, shape, size: as in `read_array`. `check` verifies the values.
     """
 
     def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int) -> None:
@@ -133,36 +127,31 @@ class ArrayFile(Stored):
         if begins != header:
             raise CheckpointError(f"{path}: expected a .npy file of {self.dtype} {list(shape)}, got another header")
 
-    def check(self, first: int, last: int, sha256: str) -> None:
-        """Verify the entries [first, last) of the first axis by their digest.
+    def check(self, sha256: str) -> None:
+        """Verify all values by their digest.
 
         Raises:
             CheckpointError: if it differs.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(_header(self.dtype, self.shape))
         step = max(_CHUNK_BYTES // max(self._place(1) - self._place(0), 1), 1)
-        for start in range(first, last, step):
-            for chunk in _chunks(self.read(start, min(start + step, last))):
+        for start in range(0, self.shape[0], step):
+            for chunk in _chunks(self.read(start, min(start + step, self.shape[0]))):
                 digest.update(chunk)
-        _check_digest(self._path, sha256, digest.hexdigest(), f" of entries {first:,} to {last:,}")
+        _check_digest(self._path, sha256, digest)
 
     def read(self, first: int = 0, last: int | None = None) -> Array:
         shape = self.shape
         if shape:
             shape = ((shape[0] if last is None else last) - first, *shape[1:])
-        array = np.empty(shape, self.dtype)
-        self.read_into(array, first)
-        return array
-
-    def read_into(self, array: Array, first: int) -> None:
-        """Fill a C-contiguous array (n, ...) with the entries [first, first + n)."""
-        at = self._place(first)
+        array, at = np.empty(shape, self.dtype), self._place(first)
         for chunk in _chunks(array):
             while len(chunk):
                 count = os.preadv(self._descriptor, [chunk], at)
                 if not count:
                     raise CheckpointError(f"{self._path}: expected more bytes. The file shrank while it was read")
                 chunk, at = chunk[count:], at + count
+        return array
 
     def _place(self, entry: int) -> int:
         """Return the offset of an entry in the file, in bytes."""
@@ -174,9 +163,9 @@ def whole(array: "Array | Stored") -> Array:
     return array.read() if isinstance(array, Stored) else array
 
 
-def _check_digest(path: Path, expected: str, actual: str, part: str = "") -> None:
-    if actual != expected:
-        raise CheckpointError(f"{path}: expected sha256 {expected}{part}, got {actual}. The file is damaged")
+def _check_digest(path: Path, expected: str, digest: Any) -> None:
+    if digest.hexdigest() != expected:
+        raise CheckpointError(f"{path}: expected sha256 {expected}, got {digest.hexdigest()}. The file is damaged")
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

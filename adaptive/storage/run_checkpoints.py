@@ -6,15 +6,17 @@ older one is removed only when the newer one has been written, synced and rename
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK, Disk, write_failed
+from adaptive.storage.files import JsonObject
 from adaptive.storage.run_directory import WEIGHTS, best_checkpoint, newest_checkpoint, newest_first
-from adaptive.storage.shards import ALL
+
+WriteOthers = Callable[[Path | None, Checkpoint], Sequence[Sequence[JsonObject]]]
 
 _ANY: Final = re.compile(r"weights|checkpoint-\d+|(weights|checkpoint-\d+)\.tmp-\d+")
 
@@ -24,14 +26,25 @@ _ANY_BEST: Final = re.compile(r"best-\d+(\.tmp-\d+)?")
 class Checkpoints:
     """Saves and removes the checkpoints of a run directory, for the process that holds it."""
 
-    def __init__(self, directory: Path, *, keep: int = 1, damaged: Collection[Path] = (), disk: Disk = DISK) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int = 1,
+        damaged: Collection[Path] = (),
+        write_others: WriteOthers = lambda folder, content: (),
+        disk: Disk = DISK,
+    ) -> None:
         """
         Args:
             keep: number of checkpoints to keep during the run; older ones are removed.
             damaged: checkpoints that could not be read; they are replaced, and do not count.
+            write_others: lets other ranks write their rows, see `save_checkpoint`; the folder is None if the
+                checkpoint exists.
             disk: the disk operations.
         """
         self._directory, self._keep, self._damaged, self._disk = directory, keep, set(damaged), disk
+        self._write_others = write_others
 
     def add(self, number: int, content: Checkpoint) -> Path:
         """Save a checkpoint after `number` batches of the data, and return its folder.
@@ -46,7 +59,11 @@ class Checkpoints:
     def _save(self, name: str, content: Checkpoint) -> Path:
         path = self._directory / name
         if self._is_needed(path):
-            save_checkpoint(path, content, disk=self._disk)
+            save_checkpoint(
+                path, content, write_others=lambda folder: self._write_others(folder, content), disk=self._disk
+            )
+        else:
+            self._write_others(None, content)
         return path
 
     def _is_needed(self, path: Path) -> bool:
@@ -92,76 +109,59 @@ class Checkpoints:
             raise write_failed(path, error) from error
 
 
-class Readers:
-    """The processes that read a checkpoint, here one; several call each method collectively."""
-
-    pieces: range = ALL
-    """Pieces of shards that this process reads."""
-
-    def of_first(self, name: str) -> str:
-        """Return the first reader's name: others may see fewer files on a shared file system."""
-        return name
-
-    def first_wrong(self, wrong: str | None) -> str | None:
-        """Return the first error of any reader, or None: damage for one reader counts for all."""
-        return wrong
+Load = Callable[[Path], Checkpoint]
+"""Loads a checkpoint; with several processes, raises on all if it is damaged for one."""
 
 
-ONE_READER: Final = Readers()
+def load_in_files(path: Path) -> Checkpoint:
+    """Load a checkpoint of which large arrays of rows stay in their files."""
+    return load_checkpoint(path, rows_in_files=True)
 
 
-def load_whole(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint, dict[Path, str]]:
+def load_whole(
+    directory: Path, names: Sequence[str] | None = None, load: Load = load_in_files
+) -> tuple[Path, Checkpoint, dict[Path, str]]:
     """Return the newest undamaged checkpoint, its path, and errors of newer damaged ones.
 
-    Only for the process that holds the directory, and those that read with it.
+    Only for the process that holds the directory, and those that read with it. `names`: of the checkpoints, newest
+    first, as that process sees them; None: as this one does.
 
     Raises:
         CheckpointError: if all are damaged: the error of the newest.
     """
     damaged: dict[Path, str] = {}
     first: CheckpointError | None = None
-    for name in readers.of_first(" ".join(path.name for path in newest_first(directory))).split():
+    for name in [path.name for path in newest_first(directory)] if names is None else names:
         path = directory / name
         try:
-            return path, _read(path, readers), damaged
+            return path, load(path), damaged
         except CheckpointError as error:
             damaged[path] = str(error)
             first = first or error
     raise first or CheckpointError(f"{directory / WEIGHTS}: expected a checkpoint, got none")
 
 
-def load_best(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint]:
+def load_best(
+    directory: Path, of_first: Callable[[str], str] = lambda name: name, load: Load = load_in_files
+) -> tuple[Path, Checkpoint]:
     """Return the path and content of the best evaluation's checkpoint if stored, else of the newest.
 
-    Large arrays of rows stay in their files. The run may be in progress.
+    Large arrays of rows stay in their files. The run may be in progress. `of_first` returns the name that the first of
+    several processes has chosen: others may see fewer files on a shared file system.
 
     Raises:
         CheckpointError: if there is none or it is damaged; names the file.
     """
 
     def choose() -> Path:
-        return directory / readers.of_first((best_checkpoint(directory) or newest_checkpoint(directory)).name)
+        return directory / of_first((best_checkpoint(directory) or newest_checkpoint(directory)).name)
 
     while True:
         try:
             path = choose()
-            return path, _read(path, readers)
+            return path, load(path)
         except FileNotFoundError as error:
             raise CheckpointError(f"{directory}: expected a run directory, got an error: {error.strerror}") from error
         except CheckpointError:
             if choose() == path:
                 raise  # otherwise it was replaced while it was read: try the next one
-
-
-def _read(path: Path, readers: Readers) -> Checkpoint:
-    """Load the checkpoint; raise CheckpointError if it is damaged for any reader."""
-    checkpoint, error_here = None, None
-    try:
-        checkpoint = load_checkpoint(path, rows_in_files=True, pieces=readers.pieces)
-    except CheckpointError as error:
-        error_here = error
-    wrong = readers.first_wrong(None if error_here is None else str(error_here))
-    if wrong is not None:
-        raise error_here or CheckpointError(wrong)
-    assert checkpoint is not None
-    return checkpoint

@@ -31,7 +31,7 @@ WEIGHTS: Final = "weights"
 # Names that a run may write; `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
     r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|scales\.json|\d+\.npy))(\.tmp-\d+)?"
-    r"|(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run|shard-\d+)-\d+\.npy)"
+    r"|(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?/(manifest\.json|(rows-\d+|dense|policy|optimizer|run)-\d+\.npy)"
     r"|tensorboard/events\.out\.tfevents\.[^/]*"
 )
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d+)")

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import NOTHING, Dataset, DataShape, by_table, shape_of, tables_of
 from adaptive.data.open import open_dataset
 from adaptive.data.sampling import Sample, take_share
+from adaptive.distributed.peers import Peers
+from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
 from adaptive.embeddings.checks import check_arguments
 from adaptive.embeddings.engine.build import Outline, choose_device, outline_engine
 from adaptive.embeddings.planning.sizing import held_rows
-from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.rows_optimizer import without_compiler
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.base import Inputs
@@ -49,7 +51,7 @@ class Components:
     """The trained objects of a run: tables, their embeddings, the model and its optimizer."""
 
     tables: tuple[TableConfig, ...]
-    embeddings: TieredEmbeddingBag  # close it
+    embeddings: Embeddings  # close it
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
@@ -129,13 +131,13 @@ def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:
 
 
 def build(
-    config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = (), ranks: Ranks = ALONE
+    config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = (), peers: Peers | None = None
 ) -> Components:
     """Build the components; initial values follow from `config.seed`.
 
     Args:
         sample: batches of the training data; `device_rows = "auto"` derives the rows in flight from them.
-        ranks: processes that train together.
+        peers: processes that train together.
 
     Raises:
         AdaptiveError: for settings that do not fit each other, the data, or the device.
@@ -143,14 +145,14 @@ def build(
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
     tables = _tables_of(dataset, shape)
-    embeddings = TieredEmbeddingBag(
+    make = TieredEmbeddingBag if peers is None else partial(ShardedEmbeddingBag, process_group=peers)
+    embeddings: Embeddings = make(
         tables,
         _sized_tier(config, sample),
         policy=make_policy(config.policy, config.policy_options),
         optimizer=row_optimizer(config.optimizer),
         skip=config.skip,
         seed=config.seed,
-        ranks=ranks,
     )
     try:
         with embeddings.runtime.running_out("in building the model"):  # an optimizer may allocate its state at once

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.batch import Batch, OwnPart
+from adaptive.batch import Batch
+from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
 from adaptive.embeddings.planned_batch import Planned
-from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.models.dense.attention import DIN, SampleVectors
 from adaptive.training.finite import where_not_finite
@@ -43,24 +42,22 @@ class Evaluation:
 
 
 def evaluate(
-    embeddings: TieredEmbeddingBag,
+    embeddings: Embeddings,
     model: nn.Module,
     batches: Iterable[Batch],
     *,
     by: int | None = None,
-    in_turn: bool = False,
     keep_negatives: float = 1.0,
 ) -> Evaluation:
     """Evaluate `model(dense, pooled)`, which returns logits (B,).
 
     Samples count by their weights, if they have some (`Batch.extras["weight"]`); in GAUC each counts once.
 
-    Rows are read in place: none is moved, counted or trained, and dropout is off.
+    Rows are read in place: none is moved, counted or trained, and dropout is off. Ranks compute whole batches in turn,
+    so that the numbers are those of one process with their weights.
 
     Args:
         by: position of a feature with one id per sample, which groups the samples for GAUC.
-        in_turn: ranks with one block each compute whole batches in turn, for the bits of a single process. Otherwise
-            each computes its blocks of every batch, as in training.
         keep_negatives: see `corrected`.
 
     Raises:
@@ -72,7 +69,7 @@ def evaluate(
     auc, losses = StreamingAUC(), StreamingLogLoss()
     scores, labels, groups = list[NDArray[np.float32]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
     weights, is_weighted = list[NDArray[np.float32]](), False
-    for batch, raw_logits in (_in_turn if in_turn else _predictions)(embeddings, model, labelled):
+    for batch, raw_logits in _predictions(embeddings, model, labelled):
         logits, of_batch = corrected(raw_logits, keep_negatives), batch.extras.get("weight")
         is_weighted |= of_batch is not None
         auc.update(logits, batch.labels, of_batch)
@@ -126,9 +123,7 @@ def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield batch
 
 
-def predict(
-    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
-) -> Iterator[NDArray[np.float32]]:
+def predict(embeddings: Embeddings, model: nn.Module, batches: Iterable[Batch]) -> Iterator[NDArray[np.float32]]:
     """Yield the logits (B,) of each batch, without reading labels.
 
     Raises:
@@ -139,29 +134,32 @@ def predict(
 
 
 def _predictions(
-    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
+    embeddings: Embeddings, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    for number, batch in enumerate(batches):
+    size = embeddings.peers.size if isinstance(embeddings, ShardedEmbeddingBag) else 1
+    number, remaining = 0, iter(batches)
+    while several := list(islice(remaining, size)):
         running_out = embeddings.runtime.running_out("in an evaluation")
         with running_out, evaluating(model), torch.no_grad():  # per batch: the caller may train in between
-            logits = _logits(embeddings, model, batch)
-        _check_finite(logits, number, batch)
-        yield batch, logits
-
-
-def _in_turn(
-    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
-) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """`_predictions`, where rank r of W computes batches r, r + W, r + 2 W ..."""
-    assert embeddings.ranks.blocks == embeddings.ranks.size
-    number, remaining = 0, iter(batches)
-    while several := list(islice(remaining, embeddings.ranks.size)):
-        with evaluating(model), torch.no_grad():
-            logits_of_ranks = _logits_of_several(embeddings, embeddings.ranks, model, several)
+            if isinstance(embeddings, ShardedEmbeddingBag):
+                logits_of_ranks = _logits_of_ranks(embeddings, model, several)
+            else:
+                logits_of_ranks = [logits_of(embeddings, model, embeddings.read(several[0])).float().cpu().numpy()]
         for batch, logits in zip(several, logits_of_ranks, strict=False):  # at the end some ranks have no batch
             _check_finite(logits, number, batch)
             yield batch, logits
             number += 1
+
+
+def _logits_of_ranks(
+    embeddings: ShardedEmbeddingBag, model: nn.Module, batches: Sequence[Batch]
+) -> list[NDArray[np.float32]]:
+    """Compute the logits of this rank's batch, if it has one; return those of all ranks."""
+    rank, logits = embeddings.peers.rank, np.zeros(0, np.float32)
+    planned = embeddings.read(batches[rank] if rank < len(batches) else batches[0].take(np.arange(0)))
+    if planned.num_samples:
+        logits = logits_of(embeddings, model, planned).float().cpu().numpy()
+    return embeddings.peers.rows.gather(logits, "predictions")
 
 
 def _check_finite(logits: NDArray[np.float32], number: int, batch: Batch) -> None:
@@ -169,26 +167,13 @@ def _check_finite(logits: NDArray[np.float32], number: int, batch: Batch) -> Non
         raise where_not_finite(f"evaluation batch {number}", logits, batch)
 
 
-def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:
-    """Compute the logits of this rank's blocks; return those of all ranks."""
-    planned = embeddings.read(embeddings.ranks.own_part(batch))
-    parts = [logits_of(embeddings, model, part).float().cpu().numpy() for part in planned.parts()]
-    of_rank = (
-        parts[0]
-        if len(parts) == 1
-        else np.concatenate([np.zeros(0, np.float32), *(part.reshape(-1) for part in parts)])
-    )
-    gathered = embeddings.ranks.gather_arrays(of_rank)
-    return gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
-
-
-def logits_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
+def logits_of(embeddings: Embeddings, model: nn.Module, planned: Planned) -> Tensor:
     """Return the model's logits of a batch, or of a part of one."""
     logits: Tensor = model(planned.dense, vectors_of(embeddings, model, planned))
     return logits
 
 
-def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor | SampleVectors:
+def vectors_of(embeddings: Embeddings, model: nn.Module, planned: Planned) -> Tensor | SampleVectors:
     """Return vectors (B, F, D), or (B, sum of widths) or those of sequences if the model's attributes say so."""
     if getattr(model, "takes_sequences", False):
         assert isinstance(model, DIN)
@@ -196,7 +181,7 @@ def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planne
     return embeddings.side_by_side(planned) if getattr(model, "takes_widths", False) else embeddings.stack(planned)
 
 
-def _sample_vectors(embeddings: TieredEmbeddingBag, model: DIN, planned: Planned) -> SampleVectors:
+def _sample_vectors(embeddings: Embeddings, model: DIN, planned: Planned) -> SampleVectors:
     batch, sequences = planned.batch, sorted(model.inputs.sequences)
     sizes = np.diff(batch.offsets).reshape(batch.num_features, batch.num_samples)[sequences]
     names = [embeddings.features[number] for number in sequences]
@@ -213,16 +198,6 @@ def _sample_vectors(embeddings: TieredEmbeddingBag, model: DIN, planned: Planned
         )
     lengths = torch.from_numpy(sizes).to(embeddings.device)
     return model.gather(list(embeddings(planned).values()), list(lengths))
-
-
-def _logits_of_several(
-    embeddings: TieredEmbeddingBag, ranks: Ranks, model: nn.Module, batches: Sequence[Batch]
-) -> list[NDArray[np.float32]]:
-    """Compute the logits of this rank's batch, if it has one; return those of all ranks."""
-    has_batch = ranks.rank < len(batches)
-    planned = embeddings.read(batches[ranks.rank] if has_batch else OwnPart.of_batch(batches[0], [0, 0]))
-    of_rank = logits_of(embeddings, model, planned).float().cpu().numpy() if has_batch else np.zeros(0, np.float32)
-    return embeddings.ranks.gather_arrays(of_rank)
 
 
 @contextmanager

@@ -22,18 +22,21 @@ the middle would leave some weights changed. Its memory is therefore allocated b
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
-from adaptive.embeddings.dense_step import dense_step
+from adaptive.distributed.sharded_embedding_bag import Embeddings
 from adaptive.embeddings.planned_batch import Planned
-from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.models.loss import log_loss
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
@@ -42,10 +45,11 @@ from adaptive.training.telemetry.recorder import Recorder
 # Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
 # square root of the second moment (1), Adagrad a root and a numerator (2), and 1 for the rounding of the allocator.
 UPDATE_ROOM: Final = 4
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class _Passed:
+class Passed:
     """Results of the forward and backward passes."""
 
     losses: list[float]  # per part: its share of the batch's loss
@@ -63,7 +67,7 @@ class Trainer:
 
     def __init__(
         self,
-        embeddings: TieredEmbeddingBag,
+        embeddings: Embeddings,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
@@ -86,10 +90,9 @@ class Trainer:
         self._seed = torch.initial_seed() % 2**64
         self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
-        self._dense = dense_step(embeddings, model)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, after_step: Callable[[], None] = lambda: None) -> int:
-        """Train until the batches end; return the number of steps. All ranks pass the same batches.
+        """Train until the batches end; return the number of steps.
 
         Raises:
             NonFiniteError: for a loss or gradient that is not finite; its batch changes nothing.
@@ -97,15 +100,22 @@ class Trainer:
         self.model.train()
         first_step = self.recorder.steps
         self.recorder.start()
-        planned_ahead = self.embeddings.look_ahead_of_all(batches, self._dense.own_part, depth=depth)
-        with contextlib.closing(planned_ahead) as planned_batches, self.embeddings.reporting_errors():
+        with (
+            contextlib.closing(self._look_ahead(batches, depth)) as planned_batches,
+            self.embeddings.reporting_errors(),
+        ):
             while (planned := self._next(planned_batches)) is not None:
                 self.step(planned)
                 self.measure(planned)
                 after_step()
-        self._dense.check_alike(self.recorder.steps)
-        self.recorder.write_interval()
+        self._write_interval()
         return self.recorder.steps - first_step
+
+    def _look_ahead(self, batches: Iterable[Batch], depth: int) -> LookAhead:
+        return self.embeddings.look_ahead(batches, depth=depth)
+
+    def _write_interval(self) -> None:
+        self.recorder.write_interval()
 
     def step(self, planned: Planned) -> None:
         """Train one batch. Nothing changes unless loss and gradients are finite.
@@ -118,8 +128,7 @@ class Trainer:
             passed = self._passes(planned)
             self._check(passed, planned, name)
         with self.recorder.timed("update"):
-            weights = np.asarray(planned.batch.extras.get("weight", ()), np.float32)
-            of_batch = self._dense.combine(planned, passed.losses, passed.logits, planned.batch.labels, weights)
+            of_batch = self._combine(planned, passed)
         self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"), running_out("in the update of dense weights"):
             self.optimizer.step()
@@ -127,11 +136,17 @@ class Trainer:
             self.embeddings.step()
         self.recorder.step(*of_batch)
 
-    def _passes(self, planned: Planned) -> _Passed:
+    def _combine(self, planned: Planned, passed: Passed) -> tuple[float, Tensor, Floats, Floats]:
+        """Return the loss of the whole batch, and logits, labels and weights (B,) of its samples; no weights: (0,)."""
+        weights = np.asarray(planned.batch.extras.get("weight", ()), np.float32)
+        logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
+        # One after the other: the built-in `sum` compensates rounding errors.
+        return reduce(operator.add, passed.losses, 0.0), logits, planned.batch.labels, weights
+
+    def _passes(self, planned: Planned) -> Passed:
         """Run forward and backward of all parts, and wait for the device once."""
         self.optimizer.zero_grad()
-        passed, losses, logits, sums_of_blocks = [], [], [], list[float]()
-        self._dense.begin()
+        passed, losses, logits = [], [], []
         parts = planned.parts()
         if self._mixes_samples and not planned.is_share:  # the whole batch, after waiting for all of its rows
             planned.wait()
@@ -141,16 +156,15 @@ class Trainer:
             passed.append(part)
             losses.append(loss)
             logits.append(logits_of_part)
-            sums_of_blocks += self._dense.take_gradients()
-        if not passed:  # this rank has no samples of the batch
-            return _Passed([], [], [])
+        if not passed:  # no samples
+            return Passed([], [], [])
         with self.recorder.timed("backward"):
             rows = [work.gradients for work in planned.works if work.gradients is not None]
             numbers = torch.stack([*losses, *sums_of_gradients(self.model, rows)])
             reserve_update_memory(self.optimizer, self.embeddings.device)
             values = numbers.tolist()
-        finite = all(map(math.isfinite, values[len(losses) :] + sums_of_blocks))
-        return _Passed(values[: len(losses)], passed, logits, finite)
+        finite = all(map(math.isfinite, values[len(losses) :]))
+        return Passed(values[: len(losses)], passed, logits, finite)
 
     def _forward_backward(self, part: Planned) -> tuple[Tensor, Tensor]:
         """Return the part's share of the batch's loss, and its logits, after forward and backward."""
@@ -173,7 +187,7 @@ class Trainer:
         weights = None if weights is None else weights.to(logits.dtype)
         return log_loss(logits, part.labels, samples=part.num_samples_of_all, weights=weights)
 
-    def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
+    def _check(self, passed: Passed, planned: Planned, name: str) -> None:
         for part, loss, logits in zip(passed.parts, passed.losses, passed.logits, strict=True):
             if not math.isfinite(loss):
                 with torch.no_grad():  # pooled again, to avoid keeping the vectors of every batch until the wait
@@ -181,8 +195,8 @@ class Trainer:
                 name += f": the loss is {loss}"
                 raise explain_loss(name, part.batch, logits=logits, pooled=pooled, model=self.model)
         if not passed.finite:
-            names = (name for _ in self._dense.each_block() for name in bad_parameters(self.model))
-            parameters, features = [*dict.fromkeys(names)], self.embeddings.optimizer.bad_gradients()
+            parameters, bad = list(bad_parameters(self.model)), set(planned.bad_gradients())
+            features = [name for name in self.embeddings.features if name in bad]
             if parameters or features:
                 raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
 
@@ -200,8 +214,7 @@ class Trainer:
     def _next(self, planned_batches: Iterator[Planned]) -> Planned | None:
         planned = self._wait_for_next(planned_batches)
         if self.recorder.is_due:  # fetching the next batch makes the last one count as trained
-            self._dense.check_alike(self.recorder.steps)
-            self.recorder.write_interval()
+            self._write_interval()
         return planned
 
 
@@ -223,7 +236,7 @@ def reserve_update_memory(optimizer: torch.optim.Optimizer, device: torch.device
 def seeded(numbers: Sequence[int], device: torch.device) -> Iterator[None]:
     """Seed torch's generators, for dropout, by the run's seed, the step and the part; restore them afterwards.
 
-    So a resumed run and any number of ranks with the same blocks drop the same values. Use it only for models with
+    So a resumed run drops the same values. Use it only for models with
     dropout: a loader may draw from the generators in the look-ahead thread.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -143,7 +143,7 @@ def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
 
 
 TWO_RANKS: Final = [
-    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2", "--steps", "6",
+    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--steps", "6",
     "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
     "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
     "--set", "save_every=2", "--set", "log_every=2", "--depth", "1",

@@ -146,7 +146,7 @@ def test_a_damaged_file_of_a_killed_run(runs: tuple[Path, Path], tmp_path: Path)
 def test_a_damaged_checkpoint_falls_back_to_the_older_one(runs: tuple[Path, Path], tmp_path: Path) -> None:
     expected = resumed(copied(runs[1], tmp_path / "whole"))
     run = copied(runs[1], tmp_path / "run")
-    file = next((run / "checkpoint-8").glob("shard-*.npy"))
+    file = next((run / "checkpoint-8").glob("rows-*.npy"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

@@ -13,7 +13,6 @@ import pytest
 
 from adaptive.cli.app import main
 from adaptive.config import TrainConfig
-from adaptive.embeddings.ranks import ALONE
 
 
 @dataclass
@@ -52,7 +51,7 @@ class FakeTrainer:
         print("training", file=stream)
         return self._answer("train", config, overwrite=overwrite)
 
-    def resume_run(self, run_dir: Path, *, stream: TextIO, ranks: Any, **lengths: Any) -> dict[str, Any]:
+    def resume_run(self, run_dir: Path, *, stream: TextIO, peers: Any, **lengths: Any) -> dict[str, Any]:
         print("resuming", file=stream)
         return self._answer("resume", (run_dir, lengths))
 
@@ -63,7 +62,7 @@ class FakeTrainer:
     def plan_run(self, config: TrainConfig) -> dict[str, Any]:
         return self._answer("plan", config)
 
-    def evaluate_run(self, run_dir: Path, *, stream: TextIO, ranks: Any, **reading: Any) -> dict[str, Any]:
+    def evaluate_run(self, run_dir: Path, *, stream: TextIO, peers: Any, **reading: Any) -> dict[str, Any]:
         print("evaluating", file=stream)
         return self._answer("eval", (run_dir, reading))
 
@@ -83,6 +82,6 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
         setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "adaptive.training.runs", module)
     distributed: Any = ModuleType("adaptive.training.runs.distributed")
-    distributed.launched_ranks = distributed.launched_readers = lambda config: nullcontext(ALONE)
+    distributed.launched_peers = lambda config: nullcontext()
     monkeypatch.setitem(sys.modules, "adaptive.training.runs.distributed", distributed)
     return fake

@@ -14,11 +14,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the numbers of ranks that start, on two cores with 8 GiB."""
     result: list[int] = []
 
-    def launch(size: int, words: object, blocks: object) -> int:
+    def launch(size: int, words: object) -> int:
         result.append(size)
         return 0
 
-    monkeypatch.setattr("adaptive.embeddings.ranks.launch.launch", launch)
+    monkeypatch.setattr("adaptive.distributed.launch.launch", launch)
     monkeypatch.setattr("adaptive.system.usable_cores", lambda: 2)
     monkeypatch.setattr("adaptive.system.available_bytes", lambda: 8 * GIB)
     return result
@@ -43,9 +43,3 @@ def test_more_ranks_than_cores_start_with_a_warning(cli: Cli, launched: list[int
 def test_one_rank_starts_with_any_memory(cli: Cli, launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adaptive.system.available_bytes", lambda: 0)
     assert cli("run", "--ranks", "1").code == 0 and launched == [1]
-
-
-def test_more_ranks_than_blocks_are_refused_once(cli: Cli, launched: list[int]) -> None:
-    result = cli("run", "--ranks", "3", "--set", "ranks.blocks=2")
-    assert result.code == 2 and launched == []
-    assert result.err == "adaptive-train: error: --ranks: expected at most ranks.blocks=2 ranks, got 3\n"

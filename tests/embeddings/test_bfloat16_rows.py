@@ -1,8 +1,7 @@
-"""Tables in bfloat16: no placement, look-ahead, resume or number of ranks changes a bit; half the bytes everywhere."""
+"""Tables in bfloat16: no placement, look-ahead or resume changes a bit; half the bytes everywhere."""
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,9 @@ import pytest
 import torch
 from support.deferral_twin import Defer, DeferOnHost
 from support.helpers import LFU, LFUOnHost, Scattered, Trained, Trainee, random_batches, train, train_more, train_slowly
-from support.rank_cases import TABLES as RANK_TABLES
-from support.rank_cases import Case, assert_equal_on
-from support.thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, InputError
 from adaptive.kernels.vector.bfloat16 import narrow, widen
@@ -178,26 +173,3 @@ def test_a_size_in_bytes_holds_twice_the_rows() -> None:
         tables = [TableConfig(name="t", num_embeddings=3000, embedding_dim=64, dtype=dtype)]
         rows.append(build(tables=tables, optimizer=SGD(), device_rows="64KiB").runtime.outline.device_rows)
     assert rows == [256, 512]
-
-
-# --- ranks -----------------------------------------------------------------------------------------------------------
-
-
-RANK_CASE = Case(tuple(random_batches(RANK_TABLES, 8, samples=11)), RowwiseAdagrad(lr=0.1))
-
-
-@pytest.fixture(scope="module")
-def float32_traffic() -> list[RankTraffic]:
-    return [sent for *_, sent in on_ranks(2, RANK_CASE.train, blocks=4, gradients="sum")]
-
-
-@pytest.mark.parametrize("values_on", [None, "cpu"], ids=["in messages", "between devices"])
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_ranks_give_the_same_bits(wire: str, values_on: str | None, float32_traffic: list[RankTraffic]) -> None:
-    """Rows cross in 2 bytes, exactly; gradients are sums in float32, and only `wire="bf16"` rounds them."""
-    case = replace(RANK_CASE, tables=tuple(table.model_copy(update={"dtype": "bfloat16"}) for table in RANK_TABLES))
-    sent = assert_equal_on([2, 3], 4, case, wire=wire, values_on=values_on)
-    for halves, whole in zip(sent[2], float32_traffic, strict=True):
-        announced = 8 * len(case.batches) if values_on else 0  # sizes, in the messages before values cross
-        assert 2 * (halves.vectors - announced) == whole.vectors
-        assert halves.gradients - announced == whole.gradients // (2 if wire == "bf16" else 1)

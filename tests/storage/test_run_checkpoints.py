@@ -159,7 +159,7 @@ def test_a_full_disk_ends_the_run_and_the_last_checkpoint_stays(
 
     def write(disk: Disk, file: Any, data: Any) -> None:
         written.append(len(data))
-        if "checkpoint-10" in file.name and "shard" in file.name:
+        if "checkpoint-10" in file.name and "rows" in file.name:
             raise OSError(28, "No space left on device")
         file.write(data)
 

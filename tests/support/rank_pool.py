@@ -22,7 +22,7 @@ LEAST_USED = 0.5  # seconds of the processor, of all workers together: threads t
 MOST_SECONDS = 3600.0  # of a job, for workers that run and never end
 TICK = os.sysconf("SC_CLK_TCK")
 SMALL_RUN = [
-    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
+    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64",
     "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
     "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
 ]  # fmt: skip

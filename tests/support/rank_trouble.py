@@ -1,7 +1,7 @@
 """Trouble on one of several ranks: `python rank_trouble.py RANK STAGE AFTER HOW WORD...` runs `adaptive-train WORD...`,
 and on that rank, from the AFTER-th call of a stage on, something goes wrong.
 
-HOW: kill, stand-N (still, for N seconds), term, full (disk), drift (of dense weights), out-of-step, code-N (an error
+HOW: kill, stand-N (still, for N seconds), term, full (disk), drift (of dense weights), code-N (an error
 with exit code N), errno-N (of the system), bug (an error of no class of ours). Nothing goes wrong when torchrun starts
 the processes again.
 """
@@ -19,23 +19,22 @@ from typing import Any
 import torch
 
 from adaptive.cli.app import main as command_line
-from adaptive.embeddings.ranks.channel import error_class
-from adaptive.embeddings.ranks.transport import Kind
+from adaptive.distributed.peers import _error_class
 
 STAGES = {
-    "reading": ("adaptive.embeddings.ranks", "Ranks.own_part"),
-    "requesting": ("adaptive.embeddings.exchange.requests", "RequestBuilder.build"),
-    "serving": ("adaptive.embeddings.exchange.requests", "RequestMerger.merge"),
+    "reading": ("adaptive.distributed.requests", "Requester.prepare"),
+    "requesting": ("adaptive.distributed.requests", "Requester._swap_numbers"),
+    "serving": ("adaptive.distributed.requests", "_serve"),
     "forward": ("adaptive.training.trainer", "vectors_of"),
-    "backward": ("adaptive.embeddings.dense_step", "RankDenseStep.take_gradients"),
-    "update": ("adaptive.embeddings.dense_step", "RankDenseStep.combine"),
-    "saving": ("adaptive.storage.shards", "write_part"),
-    "writing": ("adaptive.training.runs.distributed", "CheckpointsOfRanks._save"),
+    "backward": ("adaptive.training.sharded_trainer", "ShardedTrainer._combine"),
+    "update": ("adaptive.distributed.sharded_embedding_bag", "ShardedEmbeddingBag._send_gradients"),
+    "saving": ("adaptive.storage.checkpoint", "write_array"),
+    "writing": ("adaptive.training.runs.distributed", "write_together"),
     "creating": ("adaptive.storage.durable", "Disk.create"),
     "filling": ("adaptive.storage.durable", "Disk.write"),
     "syncing": ("adaptive.storage.durable", "Disk.sync"),
     "renaming": ("adaptive.storage.durable", "Disk.rename"),
-    "evaluating": ("adaptive.training.evaluation", "_logits"),
+    "evaluating": ("adaptive.training.evaluation", "_logits_of_ranks"),
 }
 
 
@@ -53,10 +52,8 @@ def happen(how: str, arguments: tuple[Any, ...]) -> None:
         case ["drift"]:
             with torch.no_grad():
                 arguments[0]._weights[0].add_(1.0)
-        case ["out", "of", "step"]:
-            arguments[0]._ranks.rows.exchange(Kind.GRADIENTS, 77)
         case ["code", code]:
-            raise error_class(int(code))(f"trouble {code}")
+            raise _error_class(int(code))(f"trouble {code}")
         case ["errno", number]:
             raise OSError(int(number), os.strerror(int(number)))
         case ["bug"]:

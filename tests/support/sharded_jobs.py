@@ -1,6 +1,7 @@
 """Jobs on ranks, for `rank_pool`: `sharded_jobs.py JOB ARGUMENTS`. A job asserts, or writes what it found to a file."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,6 @@ def fail(peers: Peers, out: Path, how: str) -> None:
                     if how == "leave":
                         break
                     if how == "kill":
-                        import os
-
                         os._exit(9)
                 loss_of(embeddings(planned), planned.num_samples).backward()
                 embeddings.step()
@@ -211,9 +210,22 @@ def large(peers: Peers, out: Path) -> None:
     assert digest(weights_of(again)) == digest(weights_of(embeddings))
 
 
+def on_device(peers: Peers, out: Path, device: str) -> None:
+    """Train on a device; write the tables."""
+    tier = TierConfig(device_rows="60%", device=device)  # type: ignore[arg-type]
+    embeddings = sharded(tier=tier, process_group=peers)
+    for planned in embeddings.look_ahead(make_batches(20), depth=2, divide=True):
+        vectors = {name: vector.cpu() for name, vector in embeddings(planned).items()}
+        loss_of(vectors, planned.num_samples_of_all).backward()
+        embeddings.step()
+    weights = weights_of(embeddings)
+    if peers.is_first:
+        np.savez(out / "weights.npz", **weights)
+
+
 def main(job: str, out: str, *arguments: Any) -> None:
     torch.set_num_threads(1)
-    peers = Peers(timeout_s=60, backend="gloo")
+    peers = Peers(timeout_s=60, backend=os.environ.get("ADAPTIVE_TEST_BACKEND", "gloo"))
     try:
         for name in job.split("+"):
             globals()[name](peers, Path(out), *arguments)

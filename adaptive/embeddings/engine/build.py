@@ -1,6 +1,5 @@
 """Builds an engine from tables and settings: tiers, planners and the pipeline."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +9,14 @@ import torch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline, thread_needed
-from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
-from adaptive.embeddings.exchange.rank_exchange import RankExchange
 from adaptive.embeddings.planning.books import books_bytes
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
 from adaptive.embeddings.planning.key_tables import GroupKeys, key_bytes
-from adaptive.embeddings.planning.layout import Group, Share, make_groups, owned_groups
+from adaptive.embeddings.planning.layout import Group, Share, make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
-from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.embeddings.tiers.gpu.build import build_devices, free_bytes, least_searched
@@ -28,10 +24,9 @@ from adaptive.embeddings.tiers.host import HostTier, MemoryHost
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.embeddings.tiers.streams import streams_of
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer
-from adaptive.plugins import installed_policies, make_policy
-from adaptive.policy import Calibrates, InputPolicy, Policy
+from adaptive.policy import Calibrates, Policy
 from adaptive.system import available_bytes
 
 MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "sums")
@@ -43,7 +38,6 @@ class Outline:
 
     tables: tuple[TableConfig, ...]
     tier: TierConfig
-    ranks: Ranks
     groups: tuple[Group, ...]
     policy_caller: PolicyCaller
     device: torch.device
@@ -95,7 +89,6 @@ def outline_engine(
     optimizer: RowOptimizer,
     skip: SkipConfig | None,
     seed: int,
-    ranks: Ranks = ALONE,
     share: Share | None = None,
 ) -> Outline:
     """Choose the sizes of everything that `build_pipeline` creates.
@@ -105,12 +98,10 @@ def outline_engine(
         DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
     policy_caller = PolicyCaller(policy)
-    refuse_with_ranks(policy, ranks)
-    groups = owned_groups(make_groups(tables, seed, share), ranks.rank, ranks.size)
-    device = device_of_rank(tier.device, ranks)
-    if tier.plan_threads == 0 and (reason := thread_needed(tier, policy, ranks, on_cpu=device.type == "cpu")):
+    groups, device = make_groups(tables, seed, share), choose_device(tier.device)
+    if tier.plan_threads == 0 and (reason := thread_needed(tier, policy, on_cpu=device.type == "cpu")):
         raise ConfigError(
-            f"tier.plan_threads=0: expected rows in memory, a CPU, one process, and a policy that arranges "
+            f"tier.plan_threads=0: expected rows in memory, a CPU, and a policy that arranges "
             f"batches by inputs alone or not at all, got {reason}. Set tier.plan_threads to auto."
         )
     policy_caller.begin(type(optimizer).__name__.lower())
@@ -120,7 +111,7 @@ def outline_engine(
     if room is not None and skip is not None and policy_caller.defers:
         room = max(0, room - watched_bytes(groups, skip, optimizer))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    return Outline(tuple(tables), tier, ranks, groups, policy_caller, device, optimizer, sizes, skip)
+    return Outline(tuple(tables), tier, groups, policy_caller, device, optimizer, sizes, skip)
 
 
 def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
@@ -132,17 +123,13 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
         ConfigError: for combinations that cannot work.
         DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
-    ranks, policy_caller = outline.ranks, outline.policy_caller
+    policy_caller = outline.policy_caller
     mover = Mover(streams_of(outline.device))
-    needed = _lookups_needed(outline.groups, outline.policy, outline.skip, ranks)
-    pools_on_host = not ranks.is_local or outline.policy.misses == "host"
+    needed = _lookups_needed(outline.groups, outline.policy, outline.skip)
+    pools_on_host = outline.policy.misses == "host"
     least = least_searched(outline.tier, mover.device, needed, pools_on_host=pools_on_host)
     lanes, sizes = _build_lanes(outline, mover, least)
-    devices = [lane.device for lane in lanes]
-    exchange: Exchange = LocalExchange()
-    if not ranks.is_local:
-        exchange = RankExchange(ranks, outline.groups, [lane.keys for lane in lanes], devices, mover.device)
-    pipeline = Pipeline(lanes, policy_caller, outline.tier, outline.skip, mover, outline.optimizer, exchange)
+    pipeline = Pipeline(lanes, policy_caller, outline.tier, outline.skip, mover, outline.optimizer)
     pipeline.use_rate(outline.optimizer.lr)
     return pipeline, sizes
 
@@ -161,34 +148,8 @@ def refuse_with_keys(tables: Sequence[TableConfig], policy: Policy) -> None:
         )
 
 
-def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
-    """Refuse policies that do not work with several ranks or blocks.
-
-    Raises:
-        ConfigError: for a policy that arranges batches by what only the owner of a row knows.
-    """
-    if ranks.blocks > 1 and isinstance(policy, InputPolicy):
-        raise ConfigError(
-            f"policy: expected one that leaves batches unchanged for {ranks.size} rank(s) with {ranks.blocks} blocks, "
-            f"got {type(policy).__name__}, which arranges inputs. Train it in a single process, or choose one "
-            f"of {', '.join(_leaving_batches())}."
-        )
-
-
-def _leaving_batches() -> list[str]:
-    """Return the installed policies that leave batches unchanged by default."""
-    names = []
-    for name in installed_policies():
-        with contextlib.suppress(PolicyError):  # do not suggest a policy that fails to load or requires parameters
-            if not isinstance(make_policy(name), InputPolicy):
-                names.append(name)
-    return names
-
-
-def _lookups_needed(groups: Sequence[Group], policy: Policy, skip: SkipConfig | None, ranks: Ranks) -> str:
+def _lookups_needed(groups: Sequence[Group], policy: Policy, skip: SkipConfig | None) -> str:
     """Return why the host needs a batch's lookups; empty if distinct rows suffice."""
-    if not ranks.is_local:
-        return "ranks request the rows that they look up of each other"
     if policy.misses == "host":
         return f"policy {type(policy).__name__} leaves rows on the host, where they are pooled and updated"
     if skip is not None:
@@ -222,20 +183,6 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted.removesuffix("-torch"))
 
 
-def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
-    """Return the torch device for `tier.device` on this rank, and make it current.
-
-    Raises:
-        ConfigError: as `choose_device`; on every rank, if ranks cannot work with such devices.
-    """
-    device = choose_device(wanted)
-    ranks.check_device(device.type)
-    if device.type != "cuda" or ranks.gpu is None:
-        return device
-    torch.cuda.set_device(ranks.gpu)
-    return torch.device("cuda", ranks.gpu)
-
-
 def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | None) -> tuple[list[Lane], Sizes]:
     """Create one lane for each group; return them with the sizes that fit into memory."""
     groups, sizes, tier, optimizer = outline.groups, outline.sizes, outline.tier, outline.optimizer
@@ -260,7 +207,7 @@ def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | No
             host,
             device,
             Planner(host.group, device.num_slots, tier, policy_caller, row_bytes(host.group, optimizer)),
-            DistinctFinder(host.group.undivided),
+            DistinctFinder(host.group),
             of_group,
         )
         for host, device, of_group in zip(hosts, devices, keys, strict=True)

@@ -36,9 +36,9 @@ def give_rows(
         # A row may change its key: until `_commit` has emptied it, it has the values of the key that lost it.
         with pipeline.lock.changing(f"keys of batch {number} were given rows") as change:
             with pipeline.stopwatch.stage("plan"), pipeline.lock.held:
-                of_batch = queued.lookups[place], queued.batch, lane.last_access
+                of_batch = queued.lookups[place], queued.batch, number, lane.planner.slots.last_access
                 try:
-                    lookups, changes = pipeline.exchange.give_rows(number, place, lane.keys, *of_batch)
+                    lookups, changes = lane.keys.prepare(*of_batch)
                 except AdaptiveError:  # refused before anything has changed
                     change.complete()
                     raise
@@ -57,10 +57,7 @@ def give_rows(
 def _release(
     pipeline: Pipeline, lane: Lane, changes: KeyChanges, depth: int, wait_until_trained: Callable[[int], None]
 ) -> None:
-    """Let training catch up if rows that lost their keys are watched, or feedback about them is to come.
-
-    On all ranks, if it does on one: catching up takes in feedback, on which verdicts about other rows depend.
-    """
+    """Let training catch up if rows that lost their keys are watched, or feedback about them is to come."""
     if changes.latest_use is None:
         return
     number, skipper, watched = pipeline.next_number, lane.skipper, np.zeros(0, np.int64)
@@ -68,7 +65,7 @@ def _release(
     if skipper is not None:
         watched = skipper.hot.entries_of(changes.freed)
         watched = np.sort(watched[watched >= 0])
-        catches_up = pipeline.exchange.any_rank(number, catches_up or len(watched) > 0)
+        catches_up |= len(watched) > 0
     if catches_up:
         stop_watching(pipeline, [(lane, watched)], wait_until_trained)
 
@@ -96,8 +93,4 @@ def stop_watching(
         for lane, entries in leaving:
             if len(entries):
                 lane.evict_watched(entries)
-            elif lane.skipper is not None:  # as the rank does whose entries leave
-                lane.skipper.count_watched()
         pipeline.finish_copies()
-    if any(len(entries) for _, entries in leaving):
-        pipeline.exchange.forget_cached()

@@ -125,14 +125,8 @@ class Lane:
         """Return the present rows of a batch that is to be planned later."""
         return lookups.distinct if self.keys is None else self.keys.glance(lookups.distinct)
 
-    def last_access(self, rows: Int64s) -> NDArray[np.int32]:
-        """Return the latest batch + 1 that looked up rows (n,) of the undivided group; 0: none."""
-        if self.keys is None or self.keys.last_access is None:
-            return self.planner.slots.last_access(rows)
-        return self.keys.last_access[rows]
-
     def live_keys(self) -> Int64s:
-        """Return the number of keys whose row this rank owns (tables of the group,)."""
+        """Return the number of keys with a row (tables of the group,)."""
         if self.keys is None:
             return np.zeros(len(self.group.tables), np.int64)
         return self.keys.count_live()

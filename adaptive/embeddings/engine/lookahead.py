@@ -36,7 +36,7 @@ from adaptive.batch import Batch
 from adaptive.embeddings.engine.key_changes import give_rows, stop_watching
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
 from adaptive.embeddings.engine.resizing import describe_shortage, find_slots, rebalance_slots
-from adaptive.embeddings.exchange.exchange import LookedUp
+from adaptive.embeddings.planning.lookups import Lookups
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import arranges
@@ -45,6 +45,8 @@ from adaptive.system import Uninterrupted, count_as_thread, start_thread
 logger = logging.getLogger("adaptive.embeddings.engine")
 
 T = TypeVar("T")
+LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
+"""A batch, and a function that waits for its lookups in each group; with keys, until `give_rows`."""
 
 MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds and must not wait for OpenMP threads that spin
 BUSY_SHARE = 0.5  # of its time from which on a thread that looks ahead must not wait for them either
@@ -168,29 +170,35 @@ def _plan_and_move(
     wait_until_trained: Callable[[int], None],
     start_early: Callable[[ReadyBatch], None] | None = None,
 ) -> Iterator[ReadyBatch]:
-    """Plan batches, move their rows, and yield each; report errors to other ranks, too.
+    """Plan batches, move their rows, and yield each.
 
     `start_early` receives a batch whose first part may be trained while rows for the others are in flight; such a
     batch is not yielded.
     """
-    try:
-        looked_up = pipeline.exchange.batches(batches, pipeline.check, pipeline.lookups_ahead, pipeline.stopwatch)
-        for queued in _windowed(pipeline, looked_up):
-            number = pipeline.next_number
-            wait_until_trained(number - depth - 1)
-            if pipeline.ending:  # before `learn`, which must run once for each batch that is planned
-                return
-            pipeline.learn()
-            _make_room_to_watch(pipeline, wait_until_trained)
-            queued = give_rows(pipeline, queued, depth, wait_until_trained)
-            ready, has_started = _plan_one(pipeline, queued, depth, wait_until_trained, start_early)
-            pipeline.answer(ready)
-            if not has_started:
-                yield ready
-    except Exception as error:
-        if not isinstance(error, _Stopped):
-            pipeline.exchange.report_failure(error)
-        raise
+    for queued in _windowed(pipeline, _look_up(pipeline, batches)):
+        number = pipeline.next_number
+        wait_until_trained(number - depth - 1)
+        if pipeline.ending:  # before `learn`, which must run once for each batch that is planned
+            return
+        pipeline.learn()
+        _make_room_to_watch(pipeline, wait_until_trained)
+        queued = give_rows(pipeline, queued, depth, wait_until_trained)
+        ready, has_started = _plan_one(pipeline, queued, depth, wait_until_trained, start_early)
+        if not has_started:
+            yield ready
+
+
+def _look_up(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[LookedUp]:
+    """Yield each batch, checked, with its lookups."""
+    while True:
+        with pipeline.stopwatch.stage("read"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        batch = pipeline.check(batch)
+        with pipeline.stopwatch.stage("plan"):
+            lookups = pipeline.lookups_ahead.start(batch)
+        yield batch, lookups
 
 
 def _plan_one(
@@ -262,8 +270,6 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Queue
         except StopIteration:
             break
         except Exception as error:
-            if not pipeline.exchange.ranks.is_local:  # other ranks wait for this rank's lookups and cannot plan on
-                raise
             failure = error
         else:
             if len(ahead) > window + spare:

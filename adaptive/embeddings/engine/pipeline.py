@@ -21,7 +21,6 @@ from adaptive.counters import Stopwatch
 from adaptive.embeddings.engine.feedback import FeedbackQueue
 from adaptive.embeddings.engine.integrity import TableLock
 from adaptive.embeddings.engine.lane import Lane, LateFetches, table_names
-from adaptive.embeddings.exchange.exchange import Exchange
 from adaptive.embeddings.planning.access_events import AccessNotifier
 from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead, check_batch, plan_threads
@@ -30,7 +29,6 @@ from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import Arrival
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
-from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiers.device import Rows, Send
 from adaptive.embeddings.tiers.device_plan import DevicePlan
 from adaptive.embeddings.tiers.mover import Mover
@@ -80,14 +78,12 @@ class ReadyBatch:
         return bool(self.parts) and not self.is_late and not any(parts[0].waits for parts in self.parts)
 
 
-def thread_needed(tier: TierConfig, policy: Policy, ranks: Ranks, *, on_cpu: bool) -> str:
+def thread_needed(tier: TierConfig, policy: Policy, *, on_cpu: bool) -> str:
     """Return why a look-ahead needs a planning thread; empty if training may plan between steps."""
     if not on_cpu or tier.device == "cpu-torch":
         return "a device that computes while the host plans"
     if tier.host != "memory":
         return "rows in files, which are read while others are trained"
-    if not ranks.is_local:
-        return "several ranks, which exchange lookups while they train"
     if isinstance(policy, InputPolicy):
         return f"policy {type(policy).__name__}, which arranges batches by what it knows of rows"
     return ""
@@ -115,7 +111,7 @@ class Pipeline:
         has_keys: True if any table has keys.
         next_number: number of the next batch to be planned.
         trained: number of the latest batch that is trained or passed over; only the training thread sets it.
-        updated: number of the latest batch whose rows are updated, which the loop may still have; ranks do not set it.
+        updated: number of the latest batch whose rows are updated, which the loop may still have.
         rate: learning rate of the latest step.
         current: the running look-ahead.
         is_busy: True if the thread of the latest look-ahead had work most of the time.
@@ -134,10 +130,8 @@ class Pipeline:
         skip: SkipConfig | None,
         mover: Mover,
         optimizer: RowOptimizer,
-        exchange: Exchange,
     ) -> None:
         self.lanes = tuple(lanes)
-        self.exchange = exchange
         self.policy_caller = policy_caller
         self.mover = mover
         self.groups = tuple(lane.group for lane in self.lanes)
@@ -146,9 +140,7 @@ class Pipeline:
         self.features = tuple(feature.name for feature in slots)
         on_cpu = mover.device.type == "cpu"
         # A thread that reads, predicts and plans leaves training's cores to training: 0.9 of planning in turn's time.
-        in_turn = not arranges(policy_caller.policy) and not thread_needed(
-            tier, policy_caller.policy, exchange.ranks, on_cpu=on_cpu
-        )
+        in_turn = not arranges(policy_caller.policy) and not thread_needed(tier, policy_caller.policy, on_cpu=on_cpu)
         threads = plan_threads(tier, on_cpu=on_cpu, training_threads=get_num_threads() if in_turn else 1)
         self.plans_in_turn = threads == 0
         shared = get_num_threads() if self.plans_in_turn else 1
@@ -196,7 +188,6 @@ class Pipeline:
         self.trained = self.next_number - 1
         self.mover.begin(self.trained)
         self.lookups_ahead.begin()
-        self.exchange.begin(self.next_number)
 
     def is_current(self, number: int) -> bool:
         """True if a batch of the running look-ahead has not ended: its rows keep their slots."""
@@ -345,8 +336,7 @@ class Pipeline:
                 plans[lane_number].tally[:] += changes.tally
             parts = self._describe_parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
-            blocks = [block for block in self.exchange.blocks(number, batch) if block is not None]
-            arrays = [array for block in blocks for array in (block.dense, block.labels, *block.extras.values())]
+            arrays = [batch.dense, batch.labels, *batch.extras.values()]
             inputs = [arrays, *[()] * (len(plans) - 1)]  # sent along with the first group's plan
             sent = [
                 lane.device.upload_plan(plan, buffer, along)
@@ -363,13 +353,6 @@ class Pipeline:
     def inputs(self, ready: ReadyBatch) -> Send:
         """Return the function that makes device tensors from a batch's arrays."""
         return self.lanes[0].device.inputs(ready.sent[0])
-
-    def answer(self, ready: ReadyBatch) -> None:
-        """Exchange with other ranks what need not be sent. May wait: call it without the lock."""
-        watched = [lane.skipper.hot for lane in self.lanes if lane.skipper is not None]
-        if watched and not self.exchange.ranks.is_local:
-            with self.stopwatch.stage("answer"):
-                self.exchange.answer(ready.number, ready.plans, watched)
 
     def _move(self, ready: ReadyBatch) -> None:
         """Write back, then fetch. Errors also go to `arrived`."""
@@ -405,7 +388,7 @@ class Pipeline:
         It is run in one pass if no part could start before all rows have arrived. Only the kind of tier decides that,
         never the depth or which rows are missing, because a sum over parts rounds differently.
         """
-        pools_parts = self.exchange.ranks.is_local and all(lane.device.pools_parts for lane in self.lanes)
+        pools_parts = all(lane.device.pools_parts for lane in self.lanes)
         if not batch.part_sizes or not pools_parts:
             return []
         return [

@@ -1,7 +1,7 @@
 """`StatisticsCollector`: counts and times of trained batches, rows, and memory."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,6 @@ from adaptive.embeddings.engine.build import MEMORY
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.planning.key_tables import key_bytes
 from adaptive.embeddings.planning.sizing import Sizes, resized
-from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.kernels.planning import books
 from adaptive.optim import RowOptimizer
 
@@ -40,7 +38,6 @@ class Statistics:
     policy: Mapping[str, float]  # numbers that the policy and the skip rule report
     batches_in_parts: int = 0  # of the batches
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
-    ranks: tuple[RankTraffic, ...] = ()  # of each rank
 
 
 WATCHED_ROWS = ("watched_rows", "saturated_rows")
@@ -48,25 +45,6 @@ _IS_RESIDENT = np.zeros(len(Counter), np.int64)  # what one count of each column
 _IS_RESIDENT[[Counter.ADMITTED, Counter.EVICTED]] = 1, -1
 _IS_LIVE = np.zeros(len(Counter), np.int64)  # and to the keys with a row
 _IS_LIVE[[Counter.ADMITTED_KEYS, Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]] = 1, -1, -1
-SUMMED = ("counts", "resident_rows", "live_keys", *WATCHED_ROWS, "update_norm_counts")
-
-
-def _sum_over_ranks(ranks: Ranks, statistics: Statistics) -> Statistics:
-    """Return the sums over all ranks; times are those of this rank, and every rank has the whole index of keys."""
-    traffic_of_ranks = ranks.gather_arrays(np.array([astuple(traffic) for traffic in statistics.ranks], np.float64))
-    columns = [getattr(statistics, name) for name in SUMMED]
-    numbers = np.concatenate([*(column.reshape(-1) for column in columns), [statistics.device_rows]])
-    total = np.sum(ranks.gather_arrays(numbers.astype(np.int64)), axis=0)
-    norms = ranks.gather_arrays(np.array([statistics.update_norm_sum]))
-    *pieces, device_rows = np.split(total, np.cumsum([column.size for column in columns]))
-    sums = {name: piece.reshape(col.shape) for name, piece, col in zip(SUMMED, pieces, columns, strict=True)}
-    return replace(
-        statistics,
-        **sums,  # type: ignore[arg-type]
-        device_rows=int(device_rows[0]),
-        update_norm_sum=sum(float(norm[0]) for norm in norms),
-        ranks=tuple(RankTraffic.of(traffic.tolist()) for traffic in traffic_of_ranks),
-    )
 
 
 class StatisticsCollector:
@@ -84,12 +62,31 @@ class StatisticsCollector:
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
         self._updates_taken = self._updates = pipeline.feedback.current_update_sizes()
-        self._traffic = pipeline.exchange.traffic()
 
     def take(self) -> Statistics:
-        """Return the statistics since the last call, of all ranks. All ranks call it together."""
-        statistics, ranks = self._take_local(), self._pipeline.exchange.ranks
-        return statistics if ranks.size == 1 else _sum_over_ranks(ranks, statistics)
+        """Return the statistics since the last call."""
+        pipeline = self._pipeline
+        times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
+        statistics = Statistics(
+            batches=self._batches,
+            batches_in_parts=self._in_parts,
+            batches_waited=self._waited,
+            counts=self._counts - self._counts_taken,
+            device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
+            resident_rows=self._resident + self._counts @ _IS_RESIDENT,
+            live_keys=self._live + self._counts @ _IS_LIVE,
+            index_places=self._places.copy(),
+            **self._watched_rows(),
+            times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
+            update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),
+            update_norm_counts=self._updates.counts - self._updates_taken.counts,
+            update_norm_sum=self._updates.sum - self._updates_taken.sum,
+            policy=self._policy,
+        )
+        self._counts_taken, self._times = self._counts.copy(), times
+        self._batches = self._in_parts = self._waited = 0
+        self._updates_taken = self._updates
+        return statistics
 
     def counts(self) -> NDArray[np.int64]:
         """Return the counts (len(Counter),) of all tables and all batches trained so far."""
@@ -136,7 +133,7 @@ class StatisticsCollector:
 
     @property
     def hot_set_is_full(self) -> bool:
-        """True if no more rows can be watched in some group of this rank."""
+        """True if no more rows can be watched in some group."""
         skippers = [lane.skipper for lane in self._pipeline.lanes]
         return any(skipper is not None and skipper.hot.num_entries == skipper.hot.capacity for skipper in skippers)
 
@@ -198,29 +195,3 @@ class StatisticsCollector:
         """Return the columns of `WatchedCounts` of all tables, by their names in `Statistics`."""
         groups = [vars(counts) for counts in self._watched]
         return {f"{name}_rows": np.concatenate([group[name] for group in groups]) for name in groups[0]}
-
-    def _take_local(self) -> Statistics:
-        pipeline = self._pipeline
-        times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
-        traffic = pipeline.exchange.traffic()
-        statistics = Statistics(
-            batches=self._batches,
-            batches_in_parts=self._in_parts,
-            batches_waited=self._waited,
-            counts=self._counts - self._counts_taken,
-            device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
-            resident_rows=self._resident + self._counts @ _IS_RESIDENT,
-            live_keys=self._live + self._counts @ _IS_LIVE,
-            index_places=self._places.copy(),
-            **self._watched_rows(),
-            times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
-            update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),
-            update_norm_counts=self._updates.counts - self._updates_taken.counts,
-            update_norm_sum=self._updates.sum - self._updates_taken.sum,
-            policy=self._policy,
-            ranks=tuple(now.since(last) for now, last in zip(traffic, self._traffic, strict=True)),
-        )
-        self._counts_taken, self._times = self._counts.copy(), times
-        self._batches = self._in_parts = self._waited = 0
-        self._updates_taken, self._traffic = self._updates, traffic
-        return statistics

@@ -6,8 +6,6 @@ How a row is numbered, step by step:
 
     id          number in its table, as the data have it.
     group row   numbered through the tables of one width, which form a *group*: first row of the table + id.
-    owned row   with ranks, numbered among the rows of the group that a rank owns; a process alone owns all. A hash of
-                the row picks one of 65,536 *buckets*, and a bucket has one owner. `Group.group_rows`, `owned_rows`.
     code        entry of the row's record: slot + 1 on the device, -1 on the host, 0 still at its initial value, which
                 is stored nowhere.
     slot        a place for a row on the device, 0 ... num_slots - 1.

@@ -85,21 +85,21 @@ class RowView:
         return of_group.rows_of(keys, table_ends)
 
     def resident(self, rows: Int64s) -> NDArray[np.bool_]:
-        return self._gather(rows, np.bool_, lambda planner, owned: planner.tracker.codes[owned] > 0)
+        return self._gather(rows, np.bool_, lambda planner, rows: planner.tracker.codes[rows] > 0)
 
     def accesses(self, rows: Int64s) -> Int64s:
-        return self._gather(rows, np.int64, lambda planner, owned: planner.tracker.accesses[owned])
+        return self._gather(rows, np.int64, lambda planner, rows: planner.tracker.accesses[rows])
 
     def saturated(self, rows: Int64s) -> NDArray[np.bool_]:
         return self._gather(rows, np.bool_, _saturated)
 
     def _gather(self, rows: Int64s, dtype: Any, of: Callable[[Planner, Int64s], NDArray[Any]]) -> NDArray[Any]:
-        """(n,) values `of` each planner's owned rows; 0 for rows of other ranks."""
+        """(n,) values `of` each planner's rows."""
         values = np.zeros(len(rows), dtype)
         for planner in self._planners:
-            owned = planner.group.from_global(rows)
-            inside = np.flatnonzero((owned >= 0) & (owned < planner.group.num_rows))
-            values[inside] = of(planner, owned[inside])
+            of_group = planner.group.from_global(rows)
+            inside = np.flatnonzero((of_group >= 0) & (of_group < planner.group.num_rows))
+            values[inside] = of(planner, of_group[inside])
         return values
 
 
@@ -145,7 +145,7 @@ class AccessNotifier:
         self._planners = tuple(planners)
         self._policy_caller = policy_caller
         self._follows = isinstance(policy_caller.policy, Follows)
-        self._view = RowView([planner.group.undivided for planner in planners], planners, keys)
+        self._view = RowView([planner.group for planner in planners], planners, keys)
         self._latest = -1  # latest batch whose lookups the policy has seen
         self._evicted: list[Int64s] = []  # rows evicted between two batches, not passed on yet
         self._expired: list[Int64s] = []  # rows that lost their keys, not passed on yet
@@ -182,12 +182,12 @@ class AccessNotifier:
         return arrivals
 
     def leave(self, group: int, rows: Int64s) -> None:
-        """Note owned rows (n,) of a group that were evicted between two batches."""
+        """Note rows (n,) of a group that were evicted between two batches."""
         if self._follows and len(rows):
             self._evicted.append(self._planners[group].group.to_global(rows.copy()))
 
     def expire(self, group: int, rows: Int64s) -> None:
-        """Note owned rows (n,) of a group that lost their keys."""
+        """Note rows (n,) of a group that lost their keys."""
         planner = self._planners[group]
         self.leave(group, rows[planner.tracker.codes[rows] > 0])
         if self._follows and len(rows):
@@ -213,10 +213,10 @@ class AccessNotifier:
             self._policy_caller.notify("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
             self._latest = number
 
-    def _notify(self, method: str, number: int, owned_rows: Callable[[int], Int64s]) -> None:
-        if len(rows := self._all(owned_rows)):
+    def _notify(self, method: str, number: int, group_rows: Callable[[int], Int64s]) -> None:
+        if len(rows := self._all(group_rows)):
             self._policy_caller.notify(method, number, rows)
 
-    def _all(self, owned_rows: Callable[[int], Int64s]) -> Int64s:
-        """(n,) global rows of all groups, ascending; `owned_rows`: group -> its rows."""
-        return np.sort(np.concatenate([p.group.to_global(owned_rows(n)) for n, p in enumerate(self._planners)]))
+    def _all(self, group_rows: Callable[[int], Int64s]) -> Int64s:
+        """(n,) global rows of all groups, ascending; `group_rows`: group -> its rows."""
+        return np.sort(np.concatenate([p.group.to_global(group_rows(n)) for n, p in enumerate(self._planners)]))

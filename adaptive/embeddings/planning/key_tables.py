@@ -7,10 +7,6 @@ keys get rows when a batch is planned, in the planning thread, the only writer. 
 Row 0 of a table stands for all keys without a row. It is zero at first. Rows 1 ... `num_embeddings` are for keys. Their
 numbers are internal: what a key's row contains depends on the seed, the table, the key, and its training.
 
-With several ranks, each one has the whole index and sketch, and gives the keys of all ranks rows (`exchange.requests`),
-as a process alone would. So the number of ranks changes no decision. Who owns a row follows from its number, as in
-tables without keys. Rows are numbered as in the undivided group here, and as this rank owns them in `KeyChanges`.
-
 *Sweeps* find expired keys, before batches whose number is a multiple of `KeyTable.sweep_every`. A row can be freed
 while batches in flight use it; `engine.key_changes` waits for them then. So an expiry may be shorter than the
 look-ahead, and neither depends on the other.
@@ -18,7 +14,6 @@ look-ahead, and neither depends on the other.
 Letters: U distinct keys or rows of a batch, n keys or rows, T tables of the group.
 """
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -301,12 +296,11 @@ class KeyBooks:
 
 
 def key_bytes(group: Group) -> int:
-    """Bytes of index, keys of rows, and sketches of full tables, which every rank has; 0 without keys."""
+    """Bytes of index, keys of rows, and sketches of full tables; 0 without keys."""
     if not group.has_keys:
         return 0
-    of_row = 8 if group.undivided is group else 12  # with the latest batch that looked it up
     of_tables = (8 * _num_places(table.num_embeddings) + _num_cells(table) for table in group.tables)
-    return of_row * group.undivided.num_rows + sum(of_tables)
+    return 8 * group.num_rows + sum(of_tables)
 
 
 def _num_cells(table: TableConfig) -> int:
@@ -326,14 +320,14 @@ def _num_places(num_rows: int) -> int:
 
 @dataclass(frozen=True)
 class KeyChanges:
-    """Owned rows that lose and get keys for a batch, of one group; a row may do both.
+    """Rows that lose and get keys for a batch, of one group; a row may do both.
 
     Attributes:
         freed: (n,) rows whose keys expired, then those whose keys were evicted for others.
         admitted: (n,) rows that get keys, in order.
         tally: (T, counters), see `Counter`.
         num_places: of the index, with these changes.
-        latest_use: the latest batch that looked up a row which loses its key, on any rank; None if none does.
+        latest_use: the latest batch that looked up a row which loses its key; None if none does.
         is_complete: True if every key of the batch has a row now.
         failure: raised once the changes are committed.
     """
@@ -352,24 +346,16 @@ class GroupKeys:
 
     `find` may be called by any thread that holds the pipeline's lock, all other methods by the planning thread.
 
-    Args:
-        group: as this rank owns it.
-
     Attributes:
         row_keys: (rows,) key of each row; meaningless for rows without a key.
-        rules: checksum of the tables' settings and secrets.
-        last_access: (rows,) latest batch + 1, as the planner's records have it of owned rows; None if these are all.
         tables: one entry for each table of the group.
     """
 
     def __init__(self, group: Group) -> None:
-        self._group, whole = group, group.undivided
-        self.books = KeyBooks(whole.tables, whole.table_starts, whole.table_keys)
-        self.tables = [KeyTable(self.books, number) for number in range(len(whole.tables))]
+        self._group = group
+        self.books = KeyBooks(group.tables, group.table_starts, group.table_keys)
+        self.tables = [KeyTable(self.books, number) for number in range(len(group.tables))]
         self.row_keys = self.books.row_keys
-        settings = [table.model_dump_json() for table in whole.tables]
-        self.rules = zlib.crc32("\n".join([*settings, *map(str, whole.table_keys)]).encode())
-        self.last_access = None if whole is group else np.zeros(whole.num_rows, np.int32)
         self._expiring = [table for table in self.tables if table.config.expire is not None]
         self._timed = [table for table in self._expiring if table.config.expire_seconds is not None]
         # One pool for each kind of array: a pool drops memory that does not fit the next request.
@@ -378,8 +364,6 @@ class GroupKeys:
     def clear(self) -> None:
         """Forget all keys."""
         self.books.clear()
-        if self.last_access is not None:
-            self.last_access = np.zeros(len(self.last_access), np.int32)  # writes no page
         for table in self.tables:
             table.clear()
 
@@ -388,10 +372,8 @@ class GroupKeys:
         return np.concatenate([table.live_rows() for table in self.tables])
 
     def count_live(self) -> Int64s:
-        """Return the number of keys whose row is owned (T,)."""
-        if self.last_access is None:
-            return self.books.num_live.copy()
-        return self._group.count_by_table(self._owned(self.live_rows()))
+        """Return the number of keys with a row (T,)."""
+        return self.books.num_live.copy()
 
     def find(self, distinct: Distinct) -> Distinct:
         """Return the distinct rows of distinct keys, none of which gets a row; changes their inverse."""
@@ -399,22 +381,11 @@ class GroupKeys:
         return self._merge(distinct, rows)[0] if len(absent) else distinct._replace(rows=rows)
 
     def glance(self, distinct: Distinct) -> Distinct:
-        """Return the present rows of distinct keys, as far as they are owned; that of keys without a row may repeat.
+        """Return the present rows of distinct keys; that of keys without a row may repeat.
 
         The inverse is that of the keys.
         """
-        rows = self._find(distinct)[0].copy()
-        if self._group.undivided is self._group:
-            return distinct._replace(rows=rows)
-        owned_rows = self._group.owned_rows(rows)
-        is_owned = owned_rows >= 0
-        ends = np.concatenate([[0], np.cumsum(is_owned)])[distinct.table_ends]
-        return Distinct(owned_rows[is_owned], distinct.counts[is_owned], distinct.inverse, ends)
-
-    def _owned(self, rows: Int64s) -> Int64s:
-        """(m,) owned rows of those among rows (n,) that this rank owns."""
-        owned_rows = self._group.owned_rows(rows)
-        return owned_rows if owned_rows is rows else owned_rows[owned_rows >= 0]
+        return distinct._replace(rows=self._find(distinct)[0].copy())
 
     def rows_of(self, keys: Int64s, table_ends: Int64s) -> Int64s:
         """(n,) present rows of keys (n,), table by table up to `table_ends` (T,), the first one without a row.
@@ -504,18 +475,15 @@ class GroupKeys:
             failure = self._failure(refused, number)
         freed = np.concatenate([expired, evicted])
         latest_use = int(last_access(freed).max()) - 1 if len(freed) else None
-        if self.last_access is not None:
-            self.last_access[freed] = 0
-            self.last_access[rows] = number + 1
         tally = np.zeros((len(self.tables), len(Counter)), np.int64)
-        owned = [self._owned(of_batch) for of_batch in (expired, evicted, rows[admitted])]
+        with_key = rows[admitted]
         counters = Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS, Counter.ADMITTED_KEYS
-        for counter, of_batch in zip(counters, owned, strict=True):
+        for counter, of_batch in zip(counters, (expired, evicted, with_key), strict=True):
             if len(of_batch):
                 tally[:, counter] = self._group.count_by_table(of_batch)
         is_complete = len(admitted) == len(absent)
         facts = len(self.books.places), latest_use, is_complete, failure
-        return rows, KeyChanges(np.concatenate(owned[:2]), owned[2], tally, *facts)
+        return rows, KeyChanges(freed, with_key, tally, *facts)
 
     def _count(self, distinct: Distinct, absent: Int64s, hashes: NDArray[np.uint64]) -> Int64s:
         """Count lookups of keys without a row; returns those of `absent` that reach `admit`."""

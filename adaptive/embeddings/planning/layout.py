@@ -1,13 +1,12 @@
 """`Group`: tables of one width, dtype, learning rate and optimizer, and the numbering of their rows.
 
 Tables are ordered by these (in order of first appearance) and numbered in that order; global rows are
-numbered through all tables in the same order. Kernels use *group rows*, counted from the group's first row, or with
-ranks *owned rows*.
+numbered through all tables in the same order. Kernels use *group rows*, counted from the group's first row.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import TableConfig
-from adaptive.embeddings.ranks.owners import Owners
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning import books
 from adaptive.kernels.vector.bfloat16 import BFLOAT16
@@ -98,38 +96,25 @@ class Group:
         return sum(feature.column >= 0 for feature in self.features)
 
     @property
-    def undivided(self) -> "Group":
-        """The group with the rows of all ranks; the group itself if there is one rank."""
-        return self
-
-    @property
     def seed_starts(self) -> NDArray[np.int64]:
         """(T + 1,) first of the `seed_rows` of each table."""
-        return self.undivided.table_starts if self.share is None else self.table_starts * self.share.number
+        return self.table_starts if self.share is None else self.table_starts * self.share.number
 
     def seed_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) numbers on which initial values and rounding of rows (n,) depend: those in the larger tables."""
         if self.share is None:
-            return self.group_rows(rows)
+            return rows
         tables = self.tables_of(rows)
         return rows * self.share.number + self.share.places(rows - self.table_starts[tables], self.table_keys[tables])
 
-    # Each conversion may return its argument if both numberings agree.
+    # Both conversions may return their argument if the numberings agree.
 
-    def group_rows(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) group rows of owned rows (n,)."""
-        return owned_rows
-
-    def owned_rows(self, group_rows: NDArray[np.int64], tables: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
-        """(n,) owned rows of group rows (n,), -1 for other ranks; `tables` (n,) saves a search."""
-        return group_rows
-
-    def to_global(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) global rows of owned rows (n,)."""
-        return owned_rows + self.first_row if self.first_row else owned_rows
+    def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) global rows of group rows (n,)."""
+        return rows + self.first_row if self.first_row else rows
 
     def from_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) owned rows of global rows (n,); out of range for other groups and ranks."""
+        """(n,) group rows of global rows (n,); out of range for other groups."""
         return rows - self.first_row if self.first_row else rows
 
     @cached_property
@@ -177,7 +162,7 @@ class Group:
         return table_index(self.table_starts)
 
     def tables_of(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """(n,) number in the group of the table of each owned row."""
+        """(n,) number in the group of the table of each row."""
         tables = np.empty(len(rows), np.int32)
         books.tables_of(rows, self._table_index, tables)
         return tables
@@ -188,7 +173,7 @@ class Group:
         return self.table_sizes, self.table_starts
 
     def count_by_table(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(tables,) number of owned rows (n,) of each table."""
+        """(tables,) number of rows (n,) of each table."""
         return np.bincount(self.tables_of(rows), minlength=len(self.tables))
 
     @cached_property
@@ -203,55 +188,6 @@ def table_index(table_starts: NDArray[np.int64]) -> TableIndex:
     firsts = np.arange(0, num_rows, 1 << shift)
     tables = (np.searchsorted(table_starts, firsts, side="right") - 1).astype(np.int32)
     return table_starts, tables, shift
-
-
-@dataclass(frozen=True)
-class OwnedGroup(Group):
-    """The rows of a group that one of several ranks owns; `table_starts` count these only."""
-
-    of_all_ranks: Group = field(kw_only=True)
-    owners: Owners = field(kw_only=True)
-
-    @property
-    def undivided(self) -> Group:
-        return self.of_all_ranks
-
-    def group_rows(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.owners.group_rows(owned_rows, self.tables_of(owned_rows))
-
-    def owned_rows(self, group_rows: NDArray[np.int64], tables: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
-        return self.owners.owned_rows(group_rows, self.undivided.tables_of(group_rows) if tables is None else tables)
-
-    def to_global(self, owned_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.group_rows(owned_rows) + self.first_row
-
-    def from_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        inside = np.flatnonzero((rows >= self.first_row) & (rows < self.first_row + self.undivided.num_rows))
-        owned_rows = np.full(len(rows), -1, np.int64)
-        owned_rows[inside] = self.owned_rows(rows[inside] - self.first_row)
-        return owned_rows
-
-
-def owned_groups(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...]:
-    """Restrict groups to the rows of one rank.
-
-    Raises:
-        ConfigError: on every rank, if one of them would own no row of a group.
-    """
-    if size == 1:
-        return tuple(groups)
-    shares = []
-    for group in groups:
-        owners = Owners([table.name for table in group.tables], group.table_starts, rank, size)
-        without = np.flatnonzero(owners.counts.sum(axis=1) == 0)
-        if len(without):
-            raise ConfigError(
-                f"expected a row of width {group.embedding_dim} for each of {size} ranks, got {group.num_rows} rows, "
-                f"of which rank {without[0]} would own none. Start fewer ranks."
-            )
-        same = {item.name: getattr(group, item.name) for item in fields(Group)}
-        shares.append(OwnedGroup(**{**same, "table_starts": owners.owned_starts}, of_all_ranks=group, owners=owners))
-    return tuple(shares)
 
 
 def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def take_segments(
 class RowUpdates:
     """The row update: the vectors whose gradients belong to each row, in lookup order."""
 
-    rows: Int64s  # (U,) owned rows
+    rows: Int64s  # (U,) group rows
     locations: Int64s  # (U,)
     segments: Int64s  # (U + 1,) start of each row's lookups in `vectors` and `scales`
     vectors: NDArray[np.int32]  # (G,); empty: on the device
@@ -108,7 +108,7 @@ class Deferred:
     due: Int32s  # (k,) positions in `summed` of the sums that are applied after the batch, ascending
     due_visits: Int32s  # (k,) gradients in each of these sums
     written: Int32s  # (n + k,) rows `now`, then those whose sum is applied
-    rows: Int64s  # (n + k,) owned rows of `written`
+    rows: Int64s  # (n + k,) group rows of `written`
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ class StatsSource:
         hot: HotSet | None = None,
         entries: Int64s | None = None,
     ) -> RowStats:
-        """Gather the statistics of owned rows (n,) as of batch `number`.
+        """Gather the statistics of rows (n,) as of batch `number`.
 
         Args:
-            rows: owned rows.
+            rows: of the group.
             number: of the batch being planned.
             window: the batches that follow, nearest first.
             hot: the hot set, if rows are watched.

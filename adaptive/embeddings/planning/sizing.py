@@ -10,13 +10,12 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig, parse_size
-from adaptive.embeddings.planning.layout import Group, OwnedGroup
+from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
 
 AUTO_SHARE = "10%"
-HOT_SHARE: Final = 1.25  # capacity for watched rows of a rank over its even share of them
 LEAST_HOT_ROWS = 100_000
 RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
 RESERVE_LEAST = 1 << 30
@@ -215,17 +214,11 @@ def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
     """Number of watched rows of a group.
 
-    5% is plenty of millions of rows and too few of some thousands, hence the minimum (docs/explanation/skipping.md). A
-    rank gets more than its even share, because hot rows are not distributed evenly.
+    5% is plenty of millions of rows and too few of some thousands, hence the minimum (docs/explanation/skipping.md).
     """
-    whole = group.undivided
     if skip.hot_rows == "auto":
-        number = max(whole.num_rows // 20, min(whole.num_rows, LEAST_HOT_ROWS))
-    else:
-        number = max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=whole.num_rows))
-    if not isinstance(group, OwnedGroup):
-        return number
-    return max(1, min(int(HOT_SHARE * number / group.owners.size), group.num_rows))
+        return max(group.num_rows // 20, min(group.num_rows, LEAST_HOT_ROWS))
+    return max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=group.num_rows))
 
 
 def watched_bytes(groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer) -> int:

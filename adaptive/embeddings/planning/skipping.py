@@ -77,11 +77,6 @@ class Skipper:
         self.hot = HotSet(self._capacity, self._skip, self._group.num_rows)
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
 
-    def grow(self, capacity: int) -> None:
-        """Start over, with room for more rows."""
-        self._capacity = max(capacity, self._capacity)
-        self.forget()
-
     @property
     def num_bytes(self) -> int:
         return self.hot.num_bytes

@@ -160,10 +160,6 @@ class CpuDevice(DeviceTier):
         # torch refuses read-only memory, and batches must not change.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
-    def to_host(self, tensor: Tensor) -> Later:
-        array = tensor.numpy()
-        return lambda: array
-
     def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> None:
         return
 
@@ -210,9 +206,8 @@ class CpuDevice(DeviceTier):
         pooling: Pooling,
         sent: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
-        out: Tensor | None = None,
     ) -> Tensor:
-        out = self.empty_vectors(pooling.num_vectors) if out is None else out
+        out = self.empty_vectors(pooling.num_vectors)
         self._rows.pool(out.numpy(), pooling, rows.numpy() if isinstance(rows, Tensor) else rows)
         return out
 

@@ -53,10 +53,6 @@ class DeviceTier(ABC):
         """Return a tensor on the device with the array's values, unaffected by later changes."""
 
     @abstractmethod
-    def to_host(self, tensor: Tensor) -> Later:
-        """Start to copy numbers (n, D) from the device to a host array."""
-
-    @abstractmethod
     def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> DevicePlan | None:
         """Send a plan, and arrays of its batch, to the device; None if it reads the plan itself.
 
@@ -106,17 +102,11 @@ class DeviceTier(ABC):
         pooling: Pooling,
         sent: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
-        out: Tensor | None = None,
     ) -> Tensor:
         """Return the vectors (V, D) float32 of one batch, from slots and host, or from `rows` (U, D).
 
-        sent: of the batch's plan; None: it is sent now. rows: on the host or on the device. out: where to write, if it
-        has other vectors, too.
+        sent: of the batch's plan; None: it is sent now. rows: on the host or on the device.
         """
-
-    @abstractmethod
-    def empty_vectors(self, number: int) -> Tensor:
-        """Return (number, D) on the device, uninitialized, for `pool`."""
 
     @abstractmethod
     def use(self, optimizer: RowOptimizer) -> None:

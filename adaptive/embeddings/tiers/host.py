@@ -50,7 +50,7 @@ class HostTier(ABC):
     """Number of threads that move many rows together; more than 1 if the training thread moves them."""
 
     row_keys: Int64s | None = None
-    """(rows of the undivided group,) key on which a row's initial value depends; None if that is its number."""
+    """(rows,) key on which a row's initial value depends; None if that is its number."""
 
     def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
         self.group = group
@@ -107,7 +107,7 @@ class HostTier(ABC):
         """Announce that a batch will soon update rows in place, for tiers that can prefetch them."""
 
     def rounding_keys(self, rows: Int64s, number: int) -> NDArray[np.uint64]:
-        """Return the keys (n,) that round owned rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
+        """Return the keys (n,) that round rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
         if not self.rounds_by_key:
             return NO_KEYS
         group, keys = self.group, np.empty(len(rows), np.uint64)
@@ -115,7 +115,7 @@ class HostTier(ABC):
         return keys
 
     def initial(self, weights: Rows, state: Rows, to_rows: Int64s, rows: Int64s) -> None:
-        """Write the initial values of owned rows to rows `to_rows` of other arrays."""
+        """Write the initial values of rows to rows `to_rows` of other arrays."""
         group = self.group
         tables = group.seed_starts, group.table_keys, group.table_bounds
         values, seed_rows = (weights, state, to_rows), group.seed_rows(rows)

@@ -108,7 +108,7 @@ def _summary(label: str, embeddings: TieredEmbeddingBag, scores: np.ndarray, sec
     log_loss.update(*scores)
     totals.tables = table_counts(["all"], statistics.counts()[None, :])
     totals.steps, totals.samples, totals.seconds = statistics.batches_trained, scores.shape[1], seconds
-    inputs, dropped = inputs_of(embeddings.policy)
+    inputs, dropped = inputs_of(embeddings.rule)
     quality = {"auc": exact_auc(*scores), "log_loss": log_loss.value(), "accuracy": bins.accuracy()}
     return RunSummary.of(
         label,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from adaptive.batch import Batch
 from adaptive.config import TierConfig, TrainConfig, explain
 from adaptive.data.dataset import Dataset, DataShape, mapping_of, shape_of
 from adaptive.data.rows.dense_scales import SCALES
-from adaptive.embeddings.ranks import ALONE, Ranks
+from adaptive.distributed.peers import Peers
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
 from adaptive.plugins import refuse_unnamed
@@ -67,7 +67,7 @@ class LoadedRun:
     @property
     def embeddings(self) -> TieredEmbeddingBag:
         """All rows: `read(batch)` looks them up, `rows.table_blocks(name)` yields a table."""
-        return self.components.embeddings
+        return cast(TieredEmbeddingBag, self.components.embeddings)
 
     @property
     def schema(self) -> Json | None:
@@ -145,30 +145,26 @@ def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | N
     return _load(Path(path), lambda config: config.model_copy(update=changed), model)
 
 
-def load_with(path: Path, settings: Settings, ranks: Ranks = ALONE) -> LoadedRun:
+def load_with(path: Path, settings: Settings, peers: Peers | None = None) -> LoadedRun:
     """`load_run` with changed settings, on all ranks; ConfigError for other keys."""
-    return _load(path, lambda config: _changed(config, settings), settings.get("model"), ranks)
+    return _load(path, lambda config: _changed(config, settings), settings.get("model"), peers)
 
 
 def _load(
-    path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None, ranks: Ranks = ALONE
+    path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None, peers: Peers | None = None
 ) -> LoadedRun:
     """`model`: the code that the caller named, or None."""
     record = read_record(path)
     config = change(_for_reading(with_vocabulary(resolve_paths(config_of(record, path), record), path)))
     option = f"--set model={shlex.quote(config.model)}, or load_run(RUN, model=...) in Python"
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=option)
-    where, checkpoint = load_best(path, readers_of(ranks))
+    where, checkpoint = load_best(path) if peers is None else load_best(path, *readers_of(peers))
     shape = recorded_shape(record, path)
-    ranks.require_equal(
-        lambda: {
-            "settings": config.model_dump(mode="json", exclude={"out"}),
-            "checkpoint": where.name,
-            "steps": checkpoint.meta["steps"],
-            "versions": versions(),
-        }
-    )
-    components = build(config, shape, ranks=ranks)
+    if peers is not None:
+        settings = config.model_dump(mode="json", exclude={"out"})
+        facts = {"settings": settings, "checkpoint": where.name, "steps": checkpoint.meta["steps"]}
+        peers.require_equal({**facts, "versions": versions()})
+    components = build(config, shape, peers=peers)
     try:
         restore_weights(components, checkpoint, where=where)
     except BaseException:
@@ -225,7 +221,7 @@ def evaluate_run(
     group_by: str | None = None,
     settings: Settings = NO_SETTINGS,
     stream: TextIO | None = None,
-    ranks: Ranks = ALONE,
+    peers: Peers | None = None,
 ) -> dict[str, Any]:
     """Evaluate the weights of a run (as `load_run` chooses them) on its evaluation data.
 
@@ -237,7 +233,7 @@ def evaluate_run(
         group_by: a feature with one value per sample, such as the user: adds GAUC over its values.
         settings: dotted keys of `READABLE` -> values that replace those of the run.
         stream: for the result, usually stderr.
-        ranks: evaluate together, each with its own call, a part of the rows and some of the batches. All see the
+        peers: evaluate together, each with its own call, a part of the rows and some of the batches. All see the
             directory and the data, and return the result of a single process with as many threads as one of them.
 
     Raises:
@@ -245,10 +241,11 @@ def evaluate_run(
         ConfigError: for other settings, or an unknown feature.
         InputError: if the data are not those of the run, have no evaluation part, or have samples without a label.
     """
-    with reporting_errors(ranks), load_with(Path(run_directory), settings, ranks) as run:
+    with reporting_errors(peers), load_with(Path(run_directory), settings, peers) as run:
         position = group_feature(group_by, [feature.name for feature in run.shape.features], "--group-by")
         dataset = data_of(run, data)
-        ranks.require_equal(lambda: {"group_by": group_by, "data": dataset.fingerprint()})
+        if peers is not None:
+            peers.require_equal({"group_by": group_by, "data": dataset.fingerprint()})
         with torch_settings(run.config):
             batches = evaluation_batches(run, dataset)
             evaluation = evaluate(
@@ -256,7 +253,6 @@ def evaluate_run(
                 run.model,
                 batches,
                 by=position,
-                in_turn=not ranks.is_local,
                 keep_negatives=run.shape.keep_negatives,
             )
     if not evaluation.samples:

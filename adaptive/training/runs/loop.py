@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
+from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
 from adaptive.errors import CheckpointError, PolicyError
-from adaptive.policy import arranges
+from adaptive.policy import InputPolicy, InputRule
 from adaptive.system import StopRequest
 from adaptive.training.trainer import Trainer
 
@@ -216,8 +217,7 @@ class Loop:
             after_step=lambda: self._check(source, stop),
         )
         # Ranks train what they have requested from each other, but may have read different numbers of batches.
-        one_each = embeddings.runtime.may_end_early or not (embeddings.ranks.is_local or arranges(embeddings.policy))
-        self.place.advance(steps if one_each else source.taken - first)
+        self.place.advance(source.taken - first if _arranges(embeddings) else steps)
         crossed = embeddings.statistics.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
 
@@ -232,9 +232,16 @@ class Loop:
         if not stop:
             return
         embeddings = self._trainer.embeddings
-        if embeddings.ranks.is_local or not arranges(embeddings.policy):
-            source.end()
-        else:  # what was arranged is trained, and the rule's state is that of all ranks
-            source.end_together(lambda taken: max(embeddings.ranks.gather_facts(taken)))
-        if embeddings.runtime.may_end_early:
+        if isinstance(embeddings, ShardedEmbeddingBag) and _arranges(embeddings):
+            # What was arranged is trained, and the rule's state is that of all ranks.
+            gather = embeddings.peers.rows.gather_facts
+            source.end_together(lambda taken: max(gather(taken)))
+            return
+        source.end()
+        if not isinstance(embeddings, ShardedEmbeddingBag) and embeddings.runtime.may_end_early:
             embeddings.runtime.end_early()
+
+
+def _arranges(embeddings: Embeddings) -> bool:
+    """True if training sees other batches than the reader yields."""
+    return isinstance(embeddings.policy, InputPolicy) or isinstance(embeddings.rule, InputRule)

@@ -11,8 +11,8 @@ from typing import Any, Final, TextIO
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.rows.vocabularies import INDEX
+from adaptive.distributed.peers import Peers
 from adaptive.embeddings.engine.build import choose_device
-from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
 from adaptive.plugins import make_policy, refuse_unnamed
 from adaptive.storage.checkpoint import Checkpoint
@@ -30,8 +30,7 @@ from adaptive.training.components import (
 from adaptive.training.runs.distributed import (
     directory_of,
     facts_of,
-    readers_of,
-    refuse_unsupported,
+    load_whole_together,
     reporting_errors,
     require_shared_directory,
 )
@@ -53,7 +52,7 @@ def resume_run(
     epochs: int | None = None,
     code: Mapping[str, str] = NOTHING,
     stream: TextIO | None = None,
-    ranks: Ranks = ALONE,
+    peers: Peers | None = None,
 ) -> dict[str, Any]:
     """Resume a run and train it to its end; return what `train_run` would have returned.
 
@@ -66,7 +65,7 @@ def resume_run(
         code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`) if they are files or
             modules that are not installed: code that only `run.json` names is not run.
         stream: for progress, usually stderr.
-        ranks: any number of ranks that resume together; all see the directory, rank 0 writes it.
+        peers: any number of ranks that resume together; all see the directory, rank 0 writes it.
 
     Raises:
         CheckpointError: if there is no run, or no checkpoint, or only damaged ones.
@@ -74,19 +73,18 @@ def resume_run(
         InputError: if the data are not those of the run.
         OutputError: if another process holds the directory, or it cannot be written.
     """
-    is_first = ranks.is_first
+    is_first = peers is None or peers.is_first
     opened = partial(RunDirectory, Path(run_directory), resume=True)
-    with reporting_errors(ranks), directory_of(ranks, opened) as directory:
+    with reporting_errors(peers), directory_of(peers, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
         lengths = {"steps": steps, "epochs": epochs}
         changed = {name: length for name, length in lengths.items() if length is not None}
         config = config_of(record, path).model_copy(update=changed)
         _check_code(config, code, path)
-        refuse_unsupported(config, ranks)
-        if config.save:
-            require_shared_directory(directory.path, ranks)
-        where, checkpoint, damaged = _load(path, ranks)
+        if config.save and peers is not None:
+            require_shared_directory(directory.path, peers)
+        where, checkpoint, damaged = _load(path, peers)
         reached = saved_progress(checkpoint, where)
         with torch_settings(config):
             _check_vocabulary(config, record, path)
@@ -96,17 +94,21 @@ def resume_run(
                 _check_length(config, path, reached.place, record)
                 _check_key_rules(path, record, dataset)
             resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
-            ranks.require_equal(lambda: facts_of(config, dataset) | resumed_from)
-            components = _build(_with_same_device_rows(config, reached), dataset, ranks)
+            if peers is not None:
+                peers.require_equal(facts_of(config, dataset) | resumed_from)
+            components = _build(_with_same_device_rows(config, reached), dataset, peers)
             with components.embeddings:
                 restore(components, checkpoint, where)
                 dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
-                ranks.gather_facts("records dropped")  # other ranks may read metrics.jsonl from here on
+                if peers is not None:
+                    peers.rows.gather_facts("records dropped")  # other ranks may read metrics.jsonl from here on
                 left = ResumePoint(where, checkpoint, reached, dropped, damaged)
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
                 directory.record_resume(
-                    step=checkpoint.meta["steps"], ranks=ranks.places, config=config.model_dump(mode="json")
+                    step=checkpoint.meta["steps"],
+                    ranks=() if peers is None else peers.places,
+                    config=config.model_dump(mode="json"),
                 )
                 _print_resume(stream, left, record)
                 return run.train()
@@ -125,9 +127,9 @@ def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> Non
         refuse_unnamed(key, spec, where=str(path / RECORD), named=code.get(key), how=resume_command(path, config))
 
 
-def _load(path: Path, ranks: Ranks) -> tuple[Path, Checkpoint, dict[Path, str]]:
+def _load(path: Path, peers: Peers | None) -> tuple[Path, Checkpoint, dict[Path, str]]:
     try:
-        return load_whole(path, readers_of(ranks))
+        return load_whole(path) if peers is None else load_whole_together(path, peers)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}. A run resumes from a complete checkpoint only: restore a copy of it, or train from scratch "
@@ -198,10 +200,10 @@ def _with_same_device_rows(config: TrainConfig, reached: SavedProgress) -> Train
     return config.model_copy(update={"tier": tier.model_copy(update={"device_rows": str(reached.device_rows)})})
 
 
-def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> Components:
+def _build(config: TrainConfig, dataset: Dataset, peers: Peers | None) -> Components:
     """Build and calibrate: checkpoints hold calibration only in the policy's state."""
     sample = first_batches(config, dataset)
-    components = build(config, dataset, sample, ranks)
+    components = build(config, dataset, sample, peers)
     try:
         components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
         return components
@@ -272,14 +274,14 @@ def auto_resume_run(
     config: TrainConfig,
     *,
     stream: TextIO | None = None,
-    ranks: Ranks = ALONE,
+    peers: Peers | None = None,
 ) -> dict[str, Any]:
     """Start the run in `config.out`, or resume it; return what `train_run` returns.
 
     Args:
         config: settings of the run. An existing run must have the same settings, but may become longer. Code that it
             names counts as named by the caller and is run.
-        stream, ranks: as in `resume_run`. Rank 0 checks the directory and informs the others.
+        stream, peers: as in `resume_run`. Rank 0 checks the directory and informs the others.
 
     Raises:
         ConfigError: if the existing run has other settings.
@@ -287,17 +289,19 @@ def auto_resume_run(
     """
     assert config.out is not None
     path = Path(config.out)
-    with reporting_errors(ranks):
-        action = ranks.gather_facts(choose_action(path, config) if ranks.is_first else None)[0]
+    with reporting_errors(peers):
+        action = choose_action(path, config) if peers is None or peers.is_first else None
+        if peers is not None:
+            action = peers.rows.gather_facts(action)[0]
     if action == DONE:
         return _finished(path, stream)
     if action == RESUME:
         lengths = {name: getattr(config, name) for name in LENGTHS}
         code = {key: spec for key, spec in code_of(config).items() if spec is not None}
-        return resume_run(path, **lengths, code=code, stream=stream, ranks=ranks)
+        return resume_run(path, **lengths, code=code, stream=stream, peers=peers)
     state = "holds a run without a checkpoint; starting again" if (path / RECORD).exists() else "holds no run yet"
     _print(stream, f"--auto-resume: {path} {state}")
-    return train_run(config, overwrite=True, stream=stream, ranks=ranks)
+    return train_run(config, overwrite=True, stream=stream, peers=peers)
 
 
 def choose_action(path: Path, config: TrainConfig) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import BUILT_IN
+from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
 from adaptive.errors import ConfigError, InputError, RanksError
 from adaptive.plugins import code_flags
 from adaptive.policy import InputRule, SkipRule, inputs_of
@@ -25,9 +26,10 @@ from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import Components, set_rates, total_steps
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.quality import StreamingLogLoss
-from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, ranks_summary
+from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, path_of_first
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.state import SavedProgress, content, restore_recorder
+from adaptive.training.sharded_trainer import ShardedTrainer
 from adaptive.training.telemetry.formatting import policy_text
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.progress import Progress
@@ -165,8 +167,9 @@ class Run:
         left: ResumePoint | None = None,
     ) -> None:
         self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
-        self.left, self.ranks, self._stream = left, components.embeddings.ranks, stream
-        self._where = Path(self.ranks.gather_facts(str(directory.path))[0])
+        self.left, self._stream, embeddings = left, stream, components.embeddings
+        self._peers = embeddings.peers if isinstance(embeddings, ShardedEmbeddingBag) else None
+        self._where = directory.path if self._peers is None else path_of_first(directory.path, self._peers)
         self._seen_before = dataset.out_of_range(), dataset.truncated()
         self._reached: Evaluation | None = None  # the evaluation that ended training
         self._total = total_steps(config, dataset)
@@ -176,16 +179,18 @@ class Run:
             repeats = left.reached.place.is_evaluated_next(config.steps)
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, repeats_evaluation=repeats)
         self.recorder.sinks = self._sinks()
-        self.trainer = Trainer(
-            components.embeddings,
-            components.model,
-            components.optimizer,
-            recorder=self.recorder,
-            set_rates=partial(set_rates, config, components),
-            positive_weight=config.positive_weight,
-        )
+        options: dict[str, Any] = {
+            "recorder": self.recorder,
+            "set_rates": partial(set_rates, config, components),
+            "positive_weight": config.positive_weight,
+        }
+        self.trainer: Trainer
+        if isinstance(embeddings, ShardedEmbeddingBag):
+            self.trainer = ShardedTrainer(embeddings, components.model, components.optimizer, **options)
+        else:
+            self.trainer = Trainer(embeddings, components.model, components.optimizer, **options)
         damaged = left.damaged if left else ()
-        self.checkpoints = checkpoints_of(directory.path, self.ranks, keep=config.keep_checkpoints, damaged=damaged)
+        self.checkpoints = checkpoints_of(self._where, self._peers, keep=config.keep_checkpoints, damaged=damaged)
 
     def train(self, *, compile_s: float = 0.0) -> dict[str, Any]:
         """Train, save and evaluate; return the summary, with its texts `table` and `details`.
@@ -194,7 +199,7 @@ class Run:
         """
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
-        self._print(policy_text(self.config.policy, self.components.embeddings.policy))
+        self._print(policy_text(self.config.policy, self.components.embeddings.policy, self.components.embeddings.rule))
         self._print(model_hint(self.config, features, self.dataset.num_dense))
         try:
             evaluation = self._train()
@@ -220,7 +225,7 @@ class Run:
         return {**summary.to_json(), "table": text, "details": details}
 
     def _train(self) -> Evaluation | None:
-        agreed = None if self.ranks.is_local else AgreedStop(self.ranks)
+        agreed = None if self._peers is None else AgreedStop(self._peers)
         with contextlib.closing(self.recorder), stop_request(agreed) as stop:
             if self.left is None or not self.directory.metrics.exists():
                 text = json.dumps(self.config.model_dump(mode="json"), indent=1)
@@ -298,7 +303,7 @@ class Run:
 
     def _summary(self, evaluation: Evaluation | None) -> RunSummary:
         recorder, embeddings = self.recorder, self.components.embeddings
-        seen, dropped = inputs_of(embeddings.policy)
+        seen, dropped = inputs_of(embeddings.rule)
         # Calibration reads ids that training reads again: they count once.
         read = self.dataset.out_of_range(), self.dataset.truncated()
         out_of_range, truncated = (
@@ -308,10 +313,6 @@ class Run:
         # Files that a policy uses in place (misses=host) are read by the system: the bytes are unknown.
         counts_files = self.config.tier.host != "memory" and embeddings.policy.misses != "host"
         files = {f"host_{name}": self.loop.file_bytes[name] for name in ("bytes_read", "bytes_written")}
-        ranks = None
-        if not self.ranks.is_local:
-            full = embeddings.statistics.hot_set_is_full
-            ranks = ranks_summary(self.ranks, recorder.totals, full=full)
         return RunSummary.of(
             self.config.policy,
             recorder.totals,
@@ -319,7 +320,7 @@ class Run:
             evaluations=[_fields(record, *QUALITY_OF) for record in recorder.evaluations],
             evaluation_work=[_fields(record, *WORK_OF) for record in recorder.evaluations],
             skipped_input_share=dropped / seen if dropped else 0.0,
-            **_weighted(recorder.totals.samples, seen, embeddings.policy.rule),
+            **_weighted(recorder.totals.samples, seen, embeddings.rule),
             device_rows=embeddings.runtime.view.device_rows,
             seed=self.config.seed,
             rejected_lines=self.dataset.rejects(),
@@ -328,11 +329,11 @@ class Run:
             run_dir=str(self.directory.path),
             best=best_summary(self.config, recorder.evaluations),
             **(files if counts_files else {}),
-            ranks=ranks,
+            ranks=None if self._peers is None else self._peers.size,
         )
 
     def _sinks(self) -> list[Sink]:
-        if not self.ranks.is_first:
+        if not (self._peers is None or self._peers.is_first):
             return []
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         if self.config.tensorboard:

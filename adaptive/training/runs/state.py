@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.config import explain
+from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
+from adaptive.distributed.sharded_rows import regroup, room_to_watch
 from adaptive.embeddings.engine.saving.saved_arrays import Expected, check_arrays
-from adaptive.embeddings.ranks.owners import FORMULA
-from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, PolicyError, printable
 from adaptive.policy import InputRule, Policy, SkipRule
 from adaptive.storage.arrays import DTYPES
@@ -36,7 +36,7 @@ INPUTS: Final = "rule_inputs"  # samples that an input rule has read and dropped
 _LONGEST_NAME: Final = 200
 
 
-def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
+def policy_state(embeddings: Embeddings) -> Arrays:
     """The policy's arrays by name, those of its skip rule with the prefix `rule.`, and what an input rule has kept.
 
     Raises:
@@ -44,7 +44,7 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
     """
     policy = embeddings.policy
     state = _checked(policy, embeddings.runtime.ask_policy("state_dict", policy.state_dict))
-    if (rule := policy.rule) is not None:
+    if (rule := embeddings.rule) is not None:
         of_rule = _checked(rule, embeddings.runtime.ask_policy(f"{OF_RULE}state_dict", rule.state_dict))
         state |= {OF_RULE + name: array for name, array in of_rule.items()}
         if isinstance(rule, InputRule):
@@ -52,7 +52,7 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
     return state
 
 
-def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArray[Any]], where: Path) -> None:
+def load_policy_state(embeddings: Embeddings, state: Mapping[str, NDArray[Any]], where: Path) -> None:
     """Restore policy and skip rule from the result of `policy_state`.
 
     Raises:
@@ -69,7 +69,7 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
             )
     try:
         embeddings.runtime.ask_policy("load_state_dict", lambda: policy.load_state_dict(of_policy))
-        if (rule := policy.rule) is not None:
+        if (rule := embeddings.rule) is not None:
             embeddings.runtime.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
         if isinstance(rule, InputRule) and INPUTS in state:
             *counts, total, squares = state[INPUTS].tolist()
@@ -189,7 +189,7 @@ def content(components: Components, recorder: Recorder, loop: Loop) -> Checkpoin
     )
     cuda = {f"{CUDA}{number}": state.numpy() for number, state in enumerate(torch.cuda.get_rng_state_all())}
     return Checkpoint(
-        rows=components.embeddings.rows.state_parts(),
+        rows=components.embeddings.rows.state_blocks(),
         dense=components.model.state_dict(),
         policy=policy_state(components.embeddings),
         optimizer=optimizer_arrays(components.optimizer),
@@ -198,7 +198,6 @@ def content(components: Components, recorder: Recorder, loop: Loop) -> Checkpoin
             "steps": recorder.steps,
             "samples": recorder.samples,
             "tables": table_facts(components),
-            **({"dealt": FORMULA} if components.embeddings.ranks.size > 1 else {}),
             "progress": reached.model_dump(mode="json"),
         },
     )
@@ -265,16 +264,25 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
     expected, saved = table_facts(components), checkpoint.meta.get("tables")
     if saved != expected:
         raise CheckpointError(f"expected the tables {expected}, got {saved} ({where})")
-    dealt = checkpoint.meta.get("dealt", FORMULA)
-    if components.embeddings.ranks.size > 1 and dealt != FORMULA:
-        raise CheckpointError(
-            f"expected rows assigned to ranks by {FORMULA!r}, got {str(dealt)[:200]!r} ({where}). Read it in one "
-            "process"
-        )
     with _checkpoint_errors(where):
         check_dense(components.model, checkpoint.dense)
-        components.embeddings.rows.load_state_arrays(checkpoint.rows)
+        load_rows(components.embeddings, checkpoint)
         components.model.load_state_dict(checkpoint.dense)
+
+
+def load_rows(embeddings: Embeddings, checkpoint: Checkpoint) -> None:
+    """Load the rows that any number of ranks have saved.
+
+    Raises:
+        CheckpointError: if they are of other tables or another optimizer.
+    """
+    if isinstance(embeddings, ShardedEmbeddingBag):
+        embeddings.rows.load_shards(checkpoint.shards)
+        return
+    rows = checkpoint.rows
+    if len(checkpoint.shards) > 1:
+        rows = regroup(checkpoint.shards, embeddings.runtime.pipeline.groups, 0, 1, room_to_watch(embeddings))
+    embeddings.rows.load_state_arrays(rows)
 
 
 @contextmanager

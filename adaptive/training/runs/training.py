@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.rows.vocabularies import INDEX, stored_tables
+from adaptive.distributed.peers import Peers
+from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
+from adaptive.distributed.sharded_rows import regroup
 from adaptive.embeddings.planning.access_log import Trace
+from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
-from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import CheckpointError, ConfigError, DeviceMemoryError
 from adaptive.models.loss import start_at_base_rate
 from adaptive.models.model_settings import OPTIONS
@@ -37,7 +40,6 @@ from adaptive.training.components import (
 from adaptive.training.runs.distributed import (
     directory_of,
     facts_of,
-    refuse_unsupported,
     reporting_errors,
     require_shared_directory,
 )
@@ -119,9 +121,8 @@ def load_initial_weights(components: Components, config: TrainConfig) -> None:
     where, checkpoint = load_best(path)
     last = _check_tables(components, checkpoint, path)
     try:
-        arrays = _rows(components, checkpoint, keep_state=config.init_optimizer)
         check_dense(components.model, checkpoint.dense)
-        components.embeddings.rows.load_state_arrays(arrays, grow=True, last=last)
+        _load_rows(components, checkpoint, last, seed=config.seed, keep_state=config.init_optimizer)
         components.model.load_state_dict(checkpoint.dense)
         if config.init_optimizer:
             load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
@@ -167,17 +168,31 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
     return last
 
 
-def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -> dict[str, NDArray[Any] | Stored]:
-    """The saved rows without learning rate and watched rows of the other run."""
-    rows: Mapping[str, NDArray[Any] | Stored] = checkpoint.rows
-    arrays = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
-    if keep_state:
+def _load_rows(
+    components: Components, checkpoint: Checkpoint, last: Mapping[str, int], *, seed: int, keep_state: bool
+) -> None:
+    """Load the saved rows without learning rate and watched rows of the other run."""
+    embeddings = components.embeddings
+    lanes = embeddings.runtime.pipeline.lanes
+
+    def changed(rows: Mapping[str, NDArray[Any] | Stored]) -> dict[str, NDArray[Any] | Stored]:
+        arrays = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
+        for number, lane in enumerate(lanes if arrays and not keep_state else ()):
+            count, first = len(whole(arrays[f"rows{number}.changed"])), lane.host.first_state
+            arrays[f"rows{number}.state"] = np.full((count, lane.host.state.shape[1]), first, np.float32)
+            arrays[f"rows{number}.first_state"] = np.array([first], np.float32)
         return arrays
-    for number, lane in enumerate(components.embeddings.runtime.pipeline.lanes):
-        count, first = len(whole(arrays[f"rows{number}.changed"])), lane.host.first_state
-        arrays[f"rows{number}.state"] = np.full((count, lane.host.state.shape[1]), first, np.float32)
-        arrays[f"rows{number}.first_state"] = np.array([first], np.float32)
-    return arrays
+
+    shards = list(map(changed, checkpoint.shards))
+    if isinstance(embeddings, ShardedEmbeddingBag):
+        embeddings.rows.load_shards(shards)
+        return
+    rows = shards[0]
+    if len(shards) > 1:
+        sizes = {str(table["name"]): int(table["num_embeddings"]) for table in checkpoint.meta["tables"]}
+        saved = [table.model_copy(update={"num_embeddings": sizes[table.name]}) for table in components.tables]
+        rows = regroup(shards, make_groups(saved, seed), 0, 1)
+    embeddings.rows.load_state_arrays(rows, grow=True, last=last)
 
 
 def train_run(
@@ -185,7 +200,7 @@ def train_run(
     *,
     overwrite: bool = False,
     stream: TextIO | None = None,
-    ranks: Ranks = ALONE,
+    peers: Peers | None = None,
 ) -> dict[str, Any]:
     """Train a run in a run directory; return the summary, with its text as `table`.
 
@@ -196,26 +211,27 @@ def train_run(
         config: all settings; stored in `run.json`.
         overwrite: replace the run in a directory that is not empty.
         stream: for progress, usually stderr.
-        ranks: processes that train this run, each with its own call; rank 0 writes the directory.
+        peers: processes that train this run, each with its own call; rank 0 writes the directory.
 
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
     """
     opened = partial(_run_directory, config, overwrite)
-    with reporting_errors(ranks), torch_settings(config):
-        refuse_unsupported(config, ranks)
-        with directory_of(ranks, opened) as directory:
-            if config.save:
-                require_shared_directory(directory.path, ranks)
-            return _train_in(directory, config, stream, ranks)
+    with reporting_errors(peers), torch_settings(config), directory_of(peers, opened) as directory:
+        if config.save and peers is not None:
+            require_shared_directory(directory.path, peers)
+        return _train_in(directory, config, stream, peers)
 
 
-def _train_in(directory: RunDirectory, config: TrainConfig, stream: TextIO | None, ranks: Ranks) -> dict[str, Any]:
+def _train_in(
+    directory: RunDirectory, config: TrainConfig, stream: TextIO | None, peers: Peers | None
+) -> dict[str, Any]:
     dataset = open_data(with_initial_vocabulary(config), directory.path)
     sample = first_batches(config, dataset)
-    ranks.require_equal(lambda: facts_of(config, dataset))
-    compile_s = rehearse(config, dataset, sample, stream) if ranks.is_local else 0.0
-    components = build(config, dataset, sample, ranks)
+    if peers is not None:
+        peers.require_equal(facts_of(config, dataset))
+    compile_s = rehearse(config, dataset, sample, stream) if peers is None else 0.0
+    components = build(config, dataset, sample, peers)
     with components.embeddings:
         refuse_unreachable(config, dataset)
         start_at_base_rate(components.model, dataset.train(config.batch_size), positive_weight=config.positive_weight)
@@ -226,7 +242,7 @@ def _train_in(directory: RunDirectory, config: TrainConfig, stream: TextIO | Non
             data=dataset.fingerprint(),
             **data_entries(dataset),
             device=str(components.embeddings.device),
-            **({"ranks": places} if (places := ranks.places) else {}),
+            **({} if peers is None else {"ranks": peers.places}),
         )
         return Run(config, directory, dataset, components, stream).train(compile_s=compile_s)
 

@@ -63,15 +63,16 @@ def duration_text(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def policy_text(spec: str, policy: "Policy") -> str:
+def policy_text(spec: str, policy: "Policy", rule: "SkipRule | None") -> str:
     """The first line of a run: `policy lru: prefetches missed rows; skips no updates`.
 
     Args:
         spec: the policy as the user named it.
-        policy: the instance, with the skip rule that it carries in this run.
+        policy: the instance.
+        rule: the skip rule in this run.
     """
     misses = "prefetches missed rows" if policy.misses == "prefetch" else "leaves missed rows on the host"
-    return f"policy {spec}: {misses}; {skip_text(policy.rule)}"
+    return f"policy {spec}: {misses}; {skip_text(rule)}"
 
 
 def skip_text(rule: "SkipRule | None") -> str:

@@ -231,7 +231,6 @@ def from_json(data: Mapping[str, Any]) -> Record:
         values |= {name: _number(values[name]) for name in ("loss", "samples_per_s")}
         for name in ("time_ms", "policy"):
             values[name] = {key: _number(value) for key, value in values[name].items()}
-        values["ranks"] = [{str(key): _number(value) for key, value in rank.items()} for rank in values["ranks"]]
     return _KINDS[kind](**values)
 
 

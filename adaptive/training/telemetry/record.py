@@ -156,7 +156,6 @@ class IntervalRecord:
     samples_read: int | None = None  # so far, with those that a rule dropped; None: all are trained
     compiled: bool = field(default=False, compare=False)  # a kernel was compiled, so the interval counts in no speed
     accuracy: float | None = None  # running, of training's predictions
-    ranks: list[dict[str, float]] = field(default_factory=list)  # per rank: sums of `RankTraffic`
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
@@ -256,9 +255,6 @@ class RunTotals:
     policy: dict[str, float | None] = field(default_factory=dict)  # the policy's latest numbers
     in_parts: float = 0.0  # batches trained in parts
     waited: float = 0.0  # those of them in which training waited for rows
-    ranks: list[dict[str, float]] = field(default_factory=list)
-    ranks_steps: int = 0
-    """Traffic of each rank in the latest steps, all with the same number of ranks."""
     stage_ms: dict[str, float] = field(default_factory=dict)
     uncounted_ms: dict[str, float] = field(default_factory=dict)
 
@@ -296,12 +292,6 @@ class RunTotals:
         for name, counts in record.tables.items():
             self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
         self._add_policy(record.policy, steps)
-        if len(record.ranks) == len(self.ranks):
-            pairs = zip(self.ranks, record.ranks, strict=True)
-            self.ranks = [{name: total[name] + added[name] for name in added} for total, added in pairs]
-            self.ranks_steps += steps
-        else:  # resumed with another number of ranks
-            self.ranks, self.ranks_steps = list(record.ranks), steps
 
     def _add_policy(self, numbers: Mapping[str, float], steps: int) -> None:
         in_parts = numbers.get(IN_PARTS, 0.0) * steps
@@ -353,7 +343,7 @@ class RunTotals:
 
 # TensorBoard sorts groups by name; the numbers put the important ones first and single tables last.
 TRAINING, EVALUATION, TIERS, KEYS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "3_keys", "4_skipping"
-TIME, POLICY, TABLES, RANKS = "5_time", "6_policy", "7_tables", "8_ranks"
+TIME, POLICY, TABLES = "5_time", "6_policy", "7_tables"
 QUALITY: Final = ("auc", "log_loss", "accuracy")
 
 Numbers = dict[str, float | None]

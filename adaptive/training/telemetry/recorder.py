@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from adaptive.counters import Stopwatch
+from adaptive.distributed.sharded_embedding_bag import Embeddings
 from adaptive.embeddings.engine.statistics import Statistics
 from adaptive.embeddings.planning.policy_calls import OF_RULE
-from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.jit import compilation
 from adaptive.policy import inputs_of
 from adaptive.training.evaluation import Evaluation
@@ -73,7 +73,7 @@ class Recorder:
 
     def __init__(
         self,
-        embeddings: TieredEmbeddingBag,
+        embeddings: Embeddings,
         sinks: Sequence[Sink] = (),
         *,
         log_every: int = 20,
@@ -156,7 +156,7 @@ class Recorder:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Record an evaluation. Its time belongs to no interval."""
         seconds, cpu_seconds = self.totals.seconds_later
-        read = inputs_of(self._embeddings.policy)[0] or self.samples
+        read = inputs_of(self._embeddings.rule)[0] or self.samples
         record = evaluation_record(evaluation, self.steps)
         self.evaluations.append(replace(record, samples_read=read, seconds=seconds, cpu_seconds=cpu_seconds))
         self.write(self.evaluations[-1])
@@ -211,7 +211,6 @@ class Recorder:
             tables=tables,
             update_norms=_update_norms(taken),
             device_rows=taken.device_rows,
-            ranks=[asdict(traffic) for traffic in taken.ranks],
             policy=policy,
         )
 

@@ -1,10 +1,9 @@
 """Summary of a run: the object that `--json` prints, and the same as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final
 
-from adaptive.embeddings.ranks.traffic import KINDS
 from adaptive.training.telemetry.document import aligned
 from adaptive.training.telemetry.formatting import (
     accuracy_text,
@@ -26,9 +25,6 @@ from adaptive.training.telemetry.record import (
 
 SCHEMA: Final = 1
 MAX_TABLES: Final = 10  # lines of single tables; the rest share one
-SPARED: Final = ("vectors", "gradients")
-
-Crossed = Sequence[Mapping[str, float]]  # for each rank the fields of `RankTraffic`, summed over an interval
 
 
 @dataclass(kw_only=True)
@@ -89,7 +85,7 @@ class RunSummary:
     unadmitted_lookup_share: float | None = None
     time_ms: dict[str, float]
     policy_numbers: dict[str, float | None]  # as last reported by the policy
-    ranks: dict[str, float | None] | None = None
+    ranks: int | None = None  # processes that have trained together
     compile_s: float | None = None  # seconds in which kernels were compiled before the first step
     seed: int | None = None
     rejected_lines: dict[str, int] | None = None
@@ -130,28 +126,6 @@ class RunSummary:
         return {"schema": SCHEMA, **shown}
 
 
-def crossed_numbers(crossed: Crossed, steps: int) -> dict[str, float]:
-    """Means over ranks and steps of traffic, waits and owner load; empty without ranks."""
-    if not crossed or not steps:
-        return {}
-
-    def total(name: str) -> float:
-        return sum(traffic[name] for traffic in crossed)
-
-    numbers = {f"bytes_{kind}": total(kind) / (len(crossed) * steps) for kind in KINDS}
-    numbers["bytes"] = sum(numbers.values())
-    for kind in SPARED:
-        spared = total(f"{kind}_spared")
-        numbers[f"{kind}_spared_share"] = spared / (spared + total(kind)) if spared else 0.0
-    waits = [traffic["wait_ms"] / steps for traffic in crossed]
-    numbers["wait_ms"] = sum(waits) / len(waits)
-    numbers["slowest"] = waits.index(min(waits))  # the slowest rank arrives last at exchanges, so it waits least
-    numbers["waited_for_slowest_ms"] = (sum(waits) - len(waits) * min(waits)) / max(len(waits) - 1, 1)
-    served = [traffic["rows_served"] for traffic in crossed]
-    numbers["owner_load"] = max(served) * len(served) / sum(served) if sum(served) else 1.0
-    return numbers
-
-
 def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, run: str | None = None) -> str:
     """The summary as the text of a run: what was read, where rows were, what was skipped, how fast, how good.
 
@@ -176,7 +150,7 @@ def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, 
         policies = ",".join(dict.fromkeys(("lfu", summary.policy)))
         compare = f"  adaptive-train compare --config {run}/run.json --policies {policies}"
         facts["quality"] = ["not compared. Measure it on your data:", compare]
-    facts["ranks"], facts["files"], facts["keys"] = rank_lines(summary), _file_lines(summary), _key_facts(summary)
+    facts["files"], facts["keys"] = _file_lines(summary), _key_facts(summary)
     lines = [
         f"{summary.policy}: {count_text(totals.read)} samples read in {totals.seconds:.1f} s{once}",
         *_quality_lines(summary),
@@ -294,31 +268,6 @@ def _file_lines(summary: RunSummary) -> list[str]:
         return []
     read, written = bytes_text(summary.host_bytes_read), bytes_text(summary.host_bytes_written)
     return [f"host files: {read} read, {written} written during training"]
-
-
-def rank_lines(summary: RunSummary) -> list[str]:
-    """Traffic and waits of ranks; no lines for a single process."""
-    ranks = summary.ranks
-    if not ranks or ranks["number"] == 1 or "bytes" not in ranks:
-        return []
-    sent = ", ".join(f"{kind} {bytes_text(ranks[f'bytes_{kind}'])}" for kind in KINDS if ranks[f"bytes_{kind}"])
-    spared = [
-        f"; {percent_text(ranks[f'{kind}_spared_share'])} of {kind} were not sent again"
-        for kind in SPARED
-        if ranks[f"{kind}_spared_share"]
-    ]
-    wait = f"{ranks['waited_for_slowest_ms']:.2f} ms per step"
-    if ranks["waited_share"] is not None:
-        wait += f", {percent_text(ranks['waited_share'])} of their time"
-    hosts = "1 host" if ranks["hosts"] == 1 else f"{ranks['hosts']} hosts"
-    return [
-        f"ranks: {ranks['number']} on {hosts}, {ranks['blocks']} blocks; the others waited for rank "
-        f"{ranks['slowest']:.0f} ({wait})",
-        f"sent by each rank per step: {bytes_text(ranks['bytes'])} ({sent}){''.join(spared)}",
-        f"load of row owners: the busiest rank served {ranks['owner_load']:.2f} times the mean",
-        *(["watched rows: the hot set of a rank is full, so another number of ranks may skip other rows. Raise "
-           "skip.hot_rows"] if ranks["full_hot_set"] else []),
-    ]  # fmt: skip
 
 
 def _policy_lines(summary: RunSummary) -> list[str]:

@@ -10,7 +10,6 @@ import numpy as np
 from adaptive.training.telemetry import events
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import (
-    RANKS,
     SKIPPING,
     TIERS,
     TIME,
@@ -27,7 +26,6 @@ from adaptive.training.telemetry.record import (
     interval_numbers,
     sum_tables,
 )
-from adaptive.training.telemetry.report import crossed_numbers
 
 MAX_TABLES: Final = 32  # with separate tags
 OTHER: Final = "other"  # tag of the remaining tables together
@@ -121,8 +119,6 @@ class TensorBoardView:
         numbers = interval_numbers(record, steps, skips=self._skips) | _spread(tables)
         for name, counts in self._by_tag(record.tables).items():
             numbers |= count_numbers(counts, steps, name, skips=self._skips)
-        if len(record.ranks) > 1:
-            numbers |= {f"{RANKS}/{name}": value for name, value in crossed_numbers(record.ranks, steps).items()}
         values = events.scalars(numbers)
         if record.update_norms is not None:
             values += events.histogram(UPDATE_NORM, record.update_norms)

@@ -490,7 +490,7 @@ def test_a_loop_that_ends_early_leaves_tables_that_train_on() -> None:
         for lane in embeddings.runtime.pipeline.lanes:
             assert lane.keys is not None
             for table in lane.keys.tables:
-                assert (lane.last_access(table.live_rows()) > 0).all()
+                assert (lane.planner.slots.last_access(table.live_rows()) > 0).all()
                 assert not lane.planner.tracker.codes[table.freed_rows()].any()
         again = TieredEmbeddingBag(TABLES, FAST)
         again.rows.load_state_arrays(embeddings.rows.state_arrays())

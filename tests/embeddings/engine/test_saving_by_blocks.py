@@ -15,12 +15,11 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD
 from adaptive.storage.arrays import Blocks, whole
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from adaptive.storage.shards import Part
 
 
 def kept(embeddings: TieredEmbeddingBag, folder: Path) -> dict[str, Any]:
     """The rows that a checkpoint loads, in files."""
-    save_checkpoint(folder, Checkpoint(embeddings.rows.state_parts(), {}, {}, {}))
+    save_checkpoint(folder, Checkpoint(embeddings.rows.state_blocks(), {}, {}, {}))
     return dict(load_checkpoint(folder, rows_in_files=True).rows)
 
 
@@ -33,9 +32,7 @@ def test_blocks_hold_what_the_arrays_do(
     monkeypatch.setattr(row_arrays, "BLOCK_BYTES", block_bytes)
     first, _ = trained(12, policy=policy, optimizer=optimizer)
     expected = first.rows.state_arrays()
-    assert any(
-        isinstance(value, Part) and isinstance(value.value, Blocks) for value in first.rows.state_parts().values()
-    )
+    assert any(isinstance(value, Blocks) for value in first.rows.state_blocks().values())
     files = kept(first, tmp_path / "saved")
     assert_same({name: whole(file) for name, file in files.items()}, expected)
     second = build(policy, optimizer)

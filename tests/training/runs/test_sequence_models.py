@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.thread_ranks import on_ranks
 from support.toy_runs import all_weights, assert_equal
 from torch import nn
 
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import DataShape, Feature
-from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import ConfigError, InputError, NonFiniteError
 from adaptive.models.dense.attention import DIN, SampleVectors
 from adaptive.serving import scoring
@@ -62,8 +60,8 @@ def make_batches(count: int = 10) -> list[Batch]:
     return [*batches, make_batch(rng, np.zeros(24, np.int64)), make_batch(rng, np.full(1, 3))]
 
 
-def trained(*, depth: int = 2, ranks: Ranks = ALONE, **changed: Any) -> dict[str, NDArray[Any]]:
-    parts = build(config_of(**changed), SHAPE, ranks=ranks)
+def trained(*, depth: int = 2, **changed: Any) -> dict[str, NDArray[Any]]:
+    parts = build(config_of(**changed), SHAPE)
     with parts.embeddings:
         Trainer(parts.embeddings, parts.model, parts.optimizer).train(make_batches(), depth=depth)
         return all_weights(parts)
@@ -78,16 +76,6 @@ def test_bits_depend_on_neither_placement_nor_depth() -> None:
         ({"device_rows": "auto"}, 3, "hybrid"),
     ):
         assert_equal(trained(depth=depth, tier=tier, policy=policy), expected)
-
-
-def test_bits_do_not_depend_on_the_number_of_ranks() -> None:
-    def work(ranks: Ranks) -> dict[str, NDArray[Any]]:
-        return trained(ranks=ranks, tier={"device_rows": "100%"})
-
-    (expected,) = on_ranks(1, work, blocks=4, gradients="sum")
-    for size in (2, 4):
-        for result in on_ranks(size, work, blocks=4, gradients="sum"):
-            assert_equal(result, expected)
 
 
 class Twin(nn.Module):

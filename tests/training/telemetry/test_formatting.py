@@ -48,7 +48,7 @@ def test_policy_text_names_policy_and_skip_rule(policy: str, options: dict[str, 
     config = toy_config(policy=policy, policy_options=options, skip=skip, tier=tier)
     parts = build(config, data, list(data.train(32))[:2])
     with parts.embeddings as embeddings:
-        found = policy_text(policy, embeddings.policy)
+        found = policy_text(policy, embeddings.policy, embeddings.rule)
     assert found == f"policy {policy}: {expected}"
 
 

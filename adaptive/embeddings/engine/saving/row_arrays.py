@@ -5,9 +5,9 @@ Rows that never changed are not stored. Their initial values follow from the tab
 initial values and the first optimizer state, which are stored and compared. Accumulated updates (deferred) are applied
 to the saved values, so the values can be used as they are.
 
-`save_parts` returns the rows that this rank owns, which a checkpoint writes as a shard. `save_rows` gathers those of
-all ranks in memory. Both load in the same way. Values and state may be larger than memory, so they are read and loaded
-block by block. Watched rows are saved by `adaptive.embeddings.engine.saving.watched`.
+Values and state may be larger than memory: `save_blocks` leaves them to be read block by block while a checkpoint is
+written, and they are loaded block by block. `save_rows` has them in memory. Watched rows are saved by
+`adaptive.embeddings.engine.saving.watched`.
 """
 
 import logging
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.lane import NORMS, Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.saving.gathering import RowOrder, in_memory, make_gatherer, select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import (
     EXPECTED_PROGRESS,
     check_arrays,
@@ -30,13 +29,12 @@ from adaptive.embeddings.engine.saving.saved_arrays import (
     expected_tables,
 )
 from adaptive.embeddings.engine.saving.saved_keys import check_keys, load_keys, save_keys
-from adaptive.embeddings.engine.saving.watched import check_watched, load_watched, save_watched, select_watched
+from adaptive.embeddings.engine.saving.watched import by_entry, check_watched, load_watched, save_watched
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.embeddings.tiers.device import Rows
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
-from adaptive.storage.shards import Part
 
 logger = logging.getLogger("adaptive.embeddings.engine")
 
@@ -48,20 +46,20 @@ BLOCK_BYTES: Final = 8 << 20  # of values and state that are in memory at once
 
 
 def save_rows(pipeline: Pipeline) -> Arrays:
-    """Return the arrays of all groups, with the rows of all ranks.
+    """Return the arrays of all groups.
 
     Call it between two batches of a look-ahead, or without one. During a look-ahead, the arrays do not contain the
     watched rows, because their records are ahead of training.
     """
-    return in_memory(save_parts(pipeline), make_gatherer(pipeline))
+    return {name: a.whole() if isinstance(a, Blocks) else a for name, a in save_blocks(pipeline).items()}
 
 
-def save_parts(pipeline: Pipeline) -> dict[str, NDArray[Any] | Part]:
-    """Return the rows that this rank owns, for a checkpoint.
+def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks]:
+    """Return the arrays for a checkpoint.
 
     Values and state are `Blocks`, which are read once, 8 MiB at a time, when they are written. Train nothing before.
     """
-    saved: dict[str, NDArray[Any] | Part] = {
+    saved: dict[str, NDArray[Any] | Blocks] = {
         "next_batch": np.array([pipeline.next_to_update], np.int64),
         "rate": np.array([pipeline.rate], np.float64),
     }
@@ -74,23 +72,16 @@ def save_parts(pipeline: Pipeline) -> dict[str, NDArray[Any] | Part]:
     return saved
 
 
-def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
+def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Blocks]:
     """The caller holds the lock."""
-    group, changed = lane.group, lane.changed_rows()
-    seen, records = lane.records()
-    order = RowOrder(group, group.group_rows(changed))
-    values = _make_blocks(pipeline, lane, changed[order.order])
-    return {
-        **{prefix + name: value for name, value in copy_table_arrays(lane).items()},
-        **save_keys(lane, prefix, pipeline.trained + 1),
-        **order.parts(prefix, "changed", {}),
-        **{prefix + name: order.part(blocks, prefix + "changed") for name, blocks in values.items()},
-        **RowOrder(group, group.group_rows(seen)).parts(prefix, "seen", records),
-    }
+    changed, (seen, records) = lane.changed_rows(), lane.records()
+    rows: dict[str, NDArray[Any] | Blocks] = {"changed": changed, "seen": seen}
+    rows |= copy_table_arrays(lane) | _make_blocks(pipeline, lane, changed) | records
+    return {prefix + name: value for name, value in rows.items()} | save_keys(lane, prefix, pipeline.trained + 1)
 
 
 def _make_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
-    """Return values and state of owned rows (n,), to be read later."""
+    """Return values and state of rows (n,), to be read later."""
     host, read = lane.host, partial(_read_blocks, pipeline, lane, rows)
     return {
         "weights": Blocks(host.dtype, (len(rows), host.weights.shape[1]), partial(read, 0)),
@@ -119,15 +110,15 @@ def load_rows(
     grow: bool = False,
     last: Mapping[str, int] | None = None,
 ) -> None:
-    """Load the result of `save_rows` or `save_parts`; see `RowStore.load_state_arrays`."""
+    """Load the result of `save_rows` or `save_blocks`; see `RowStore.load_state_arrays`."""
     pipeline.refuse_while_running("load_state_arrays()")
     parts = _check_parts(pipeline, arrays, grow=grow)
     watched = [check_watched(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
     if grow:
         for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
             part["has_changed"] = _has_changed(lane, part)
-            _renumber(lane.group.undivided, part, of_lane, last or {})
-    watched = [select_watched(lane.group, of_lane) for lane, of_lane in zip(pipeline.lanes, watched, strict=True)]
+            _renumber(lane.group, part, of_lane, last or {})
+    watched = list(map(by_entry, watched))
     # All checks are above: nothing has changed so far, and nothing below can be refused. Every row is replaced, so this
     # repairs tables that an exception has left half changed, also those that an interrupted load has.
     with pipeline.lock.held, pipeline.lock.changing("rows were loaded"):
@@ -157,7 +148,7 @@ def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
     differs = [np.zeros(0, np.bool_)]
     tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
     if lane.keys is not None:
-        row_keys = np.zeros(lane.group.undivided.num_rows, np.int64)
+        row_keys = np.zeros(lane.group.num_rows, np.int64)
         row_keys[part["keyed"]] = part["keys"]
     for rows, weights, state in _read_saved_blocks(lane, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
@@ -195,12 +186,12 @@ def _check_parts(
     for number, lane in enumerate(pipeline.lanes):
         prefix = f"rows{number}."
         part = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-        tables = expected_tables(lane.group.undivided)
+        tables = expected_tables(lane.group)
         check_arrays(part, tables, prefix)
         part |= {name: whole(part[name]) for name in tables}
         rows = expected_rows(lane, part)
         check_arrays(part, rows, prefix)
-        check_tables(lane.group.undivided, part, lane.host.first_state, grow=grow)
+        check_tables(lane.group, part, lane.host.first_state, grow=grow)
         part = {n: _make_contiguous(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)}
         part.update(check_keys(lane, arrays, prefix))
         parts.append(part)
@@ -229,8 +220,7 @@ def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, 
 def _load_lane(lane: Lane, part: GroupArrays) -> None:
     lane.clear()
     for rows, weights, state in _read_saved_blocks(lane, part):
-        rows, weights, state = select_owned(lane.group, rows, weights, state)
         lane.put_on_host(rows, weights, state)
-    names = [name for name in ("accesses", "last_access", NORMS) if name in part]
-    seen, *records = select_owned(lane.group, part["seen"], *(part[name] for name in names))
-    lane.restore_records(seen, dict(zip(names, records, strict=True)))
+    lane.restore_records(
+        part["seen"], {name: part[name] for name in ("accesses", "last_access", NORMS) if name in part}
+    )

@@ -57,7 +57,7 @@ def expected_tables(group: Group) -> dict[str, Expected]:
 
 def copy_table_arrays(lane: Lane) -> dict[str, Array]:
     """Return the saved form of `expected_tables`, as copies."""
-    group = lane.group.undivided
+    group = lane.group
     return {
         "table_starts": group.table_starts.copy(),
         "table_keys": group.table_keys.copy(),

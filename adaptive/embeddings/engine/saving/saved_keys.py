@@ -3,8 +3,6 @@
 Arrays of group g are named `rows<g>.keyed`, `rows<g>.keys` and `rows<g>.key_access`, those of its table t
 `rows<g>.keys<t>.<name>`. The index is not saved: it is built again. Of the sketch, blocks that are not zero are saved.
 
-Every rank has the keys of all rows, so these arrays are whole in a checkpoint, next to the shards with rows.
-
 Letters: n rows with keys, f freed rows, s sweeps that are remembered, b blocks of the sketch.
 """
 
@@ -15,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.lane import Lane
-from adaptive.embeddings.engine.saving.gathering import select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import HINT, Expected, check_arrays
 from adaptive.embeddings.planning.key_tables import CELL_BLOCK
 from adaptive.embeddings.planning.layout import Group
@@ -33,7 +30,7 @@ def save_keys(lane: Lane, prefix: str, next_batch: int) -> Arrays:
         return {}
     rows = lane.keys.live_rows()
     # Lookups of batches that were planned and then dropped count as those of the latest trained batch.
-    access = np.minimum(lane.last_access(rows), np.int32(max(next_batch, 1)))
+    access = np.minimum(lane.planner.slots.last_access(rows), np.int32(max(next_batch, 1)))
     saved: Arrays = dict(zip(OF_GROUP, (rows, lane.keys.row_keys[rows], access), strict=True))
     for t, table in enumerate(lane.keys.tables):
         saved |= {f"keys{t}.{name}": array for name, array in table.state().items()}
@@ -53,7 +50,7 @@ def check_keys(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: 
                 f"tables {tables}: expected a checkpoint of tables without keys, got one with keys. Set the same keys."
             )
         return {}
-    _check_capacities(lane.group.undivided, np.diff(whole(arrays[f"{prefix}table_starts"])) - 1)
+    _check_capacities(lane.group, np.diff(whole(arrays[f"{prefix}table_starts"])) - 1)
     names = [*OF_GROUP, *(f"keys{t}.{name}" for t in range(len(lane.keys.tables)) for name in OF_TABLE)]
     missing = [name for name in names if prefix + name not in arrays]
     if missing:
@@ -77,7 +74,7 @@ def _expected(lane: Lane, part: Arrays) -> dict[str, Expected]:
     assert lane.keys is not None
     integers, n = np.dtype(np.int64), part["keyed"].size
     expected = {
-        "keyed": Expected(integers, (n,), lane.group.undivided.num_rows - 1),
+        "keyed": Expected(integers, (n,), lane.group.num_rows - 1),
         "keys": Expected(integers, (n,)),
         "key_access": Expected(np.dtype(np.int32), (n,)),
     }
@@ -107,7 +104,5 @@ def load_keys(lane: Lane, part: Arrays) -> None:
     lane.keys.clear()
     for t, table in enumerate(lane.keys.tables):
         state = {name: part[f"keys{t}.{name}"] for name in OF_TABLE}
-        table.restore(*_of_table(lane.group.undivided, part, t), state)
-    if lane.keys.last_access is not None:
-        lane.keys.last_access[part["keyed"]] = part["key_access"]
-    lane.planner.tracker.set_last_access(*select_owned(lane.group, part["keyed"], part["key_access"]))
+        table.restore(*_of_table(lane.group, part, t), state)
+    lane.planner.tracker.set_last_access(part["keyed"], part["key_access"])

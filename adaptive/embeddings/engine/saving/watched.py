@@ -20,23 +20,19 @@ from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.saving.gathering import RowOrder, select_owned
 from adaptive.embeddings.engine.saving.saved_arrays import check_arrays, expected_watched
 from adaptive.embeddings.planning.hot_set import COLUMNS
-from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.sizing import HOT_SHARE
 from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.embeddings.tiers.device import WatchedValues
 from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import Stored, whole
-from adaptive.storage.shards import Part
 
 Arrays = dict[str, NDArray[Any]]
 WATCHED = "watched."
 OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # columns of watched rows with an accumulated sum
 
 
-def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Part]:
+def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
     """Return copies of the state of a lane's watched rows. The caller holds the lock."""
     skipper = lane.skipper
     if skipper is None:
@@ -44,17 +40,18 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArr
     prefix += WATCHED
     hot = skipper.hot
     columns, watched = hot.columns(), lane.device.export_watched(hot.num_entries)
-    owned_rows = columns.pop("row")
-    rows = lane.group.group_rows(owned_rows)
+    rows = columns["row"]
+    order = np.argsort(rows)
     columns["entry"] = np.arange(len(rows), dtype=np.int32)
-    sums: dict[str, Part] = {}
+    saved = {name: np.array(column[order]) for name, column in columns.items()}
+    saved["interval"] = np.array([hot.config.interval], np.int64)
     if skipper.defers:
-        weights, state = pipeline.values(lane, owned_rows[watched.waiting], with_waiting=False)
-        of_sums = dict(zip(OF_SUMS, (watched.sums, watched.squares, weights, state), strict=True))
-        sums = RowOrder(lane.group, rows[watched.waiting]).parts(prefix, "summed", of_sums)
-    interval = np.array([hot.config.interval], np.int64)
-    columns = {name: np.array(column) for name, column in columns.items()}
-    return {prefix + "interval": interval, **RowOrder(lane.group, rows).parts(prefix, "row", columns), **sums}
+        summed = rows[watched.waiting]
+        weights, state = pipeline.values(lane, summed, with_waiting=False)
+        order = np.argsort(summed)
+        of_sums = zip(("summed", *OF_SUMS), (summed, watched.sums, watched.squares, weights, state), strict=True)
+        saved |= {name: np.array(column[order]) for name, column in of_sums}
+    return {prefix + name: array for name, array in saved.items()}
 
 
 def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
@@ -74,7 +71,7 @@ def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefi
     if part["interval"].tolist() != [skipper.hot.config.interval]:
         return {}
     rows, most = len(part["row"]), skipper.hot.capacity
-    if rows > HOT_SHARE * most and lane.group.undivided is lane.group:
+    if rows > most:
         raise CheckpointError(
             f"skip.hot_rows: expected room for at least {rows} watched rows of width {lane.group.embedding_dim}, got "
             f"{most}. Set it to its value in the run that saved this checkpoint."
@@ -89,21 +86,18 @@ def _expected_names(skipper: Skipper) -> set[str]:
     return names
 
 
-def select_watched(group: Group, part: Arrays) -> Arrays:
-    """Select this rank's watched rows in the order of the hot set, `summed` by its entries."""
+def by_entry(part: Arrays) -> Arrays:
+    """Return watched rows in the order of the hot set, `summed` by their entries in it."""
     if not part:
         return part
-    names = [name for name in part if name not in ("interval", "row", "summed", *OF_SUMS)]
-    rows, *columns = select_owned(group, part["row"], *(part[name] for name in names))
-    watched: Arrays = {"row": rows, **dict(zip(names, columns, strict=True))}
-    order = np.lexsort((rows, watched.pop("entry")))
-    watched = {name: column[order] for name, column in watched.items()}
+    order = np.lexsort((part["row"], part["entry"]))
+    one_each = {name: array for name, array in part.items() if name not in ("interval", "entry", "summed", *OF_SUMS)}
+    watched = {name: column[order] for name, column in one_each.items()}
     if "summed" in part:
-        summed, *sums = select_owned(group, part["summed"], *(part[name] for name in OF_SUMS))
         by_row = np.argsort(watched["row"])
-        entries = by_row[np.searchsorted(watched["row"], summed, sorter=by_row)]
+        entries = by_row[np.searchsorted(watched["row"], part["summed"], sorter=by_row)]
         order = np.argsort(entries)
-        watched |= {"summed": entries[order], **{n: column[order] for n, column in zip(OF_SUMS, sums, strict=True)}}
+        watched |= {"summed": entries[order], **{name: part[name][order] for name in OF_SUMS}}
     return {name: np.ascontiguousarray(value) for name, value in watched.items()}
 
 
@@ -113,9 +107,6 @@ def load_watched(lane: Lane, part: Arrays) -> None:
         return
     skipper = lane.skipper
     assert skipper is not None
-    if (needed := len(part["row"])) > skipper.hot.capacity:  # another number of ranks divides them differently
-        skipper.grow(needed)
-        lane.device.watch(needed if skipper.defers else 0)
     skipper.restore(part)
     if skipper.defers:
         rows = part["row"][part["summed"]]

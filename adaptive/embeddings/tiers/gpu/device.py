@@ -2,8 +2,7 @@
 
 Nothing in a training step waits for the device: the plan was sent ahead of time (`upload`), rows move on a separate
 stream (`transfer`, `mover`), and norms come back through pinned memory, to be read a fixed number of
-batches later. There are two exceptions. A batch that updates rows on the host (`misses = "host"`) waits for their
-gradients, and ranks whose rows cross through host memory wait for these (`to_host`).
+batches later. A batch that updates rows on the host (`misses = "host"`) waits for their gradients.
 
 Everything is bit-equal to `CpuDevice`, so to every other placement, depth and way of transfer. Nothing depends on
 timing: every sum has one order, and every measurement is used at a fixed age.
@@ -128,9 +127,6 @@ class TorchDevice(DeviceTier):
     def send(self, array: NDArray[Any]) -> Tensor:
         return self._link.send(array)
 
-    def to_host(self, tensor: Tensor) -> Later:
-        return self._link.to_host(tensor)
-
     def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> DevicePlan:
         while len(self._transfer_buffers) <= buffer:
             self._transfer_buffers.append(TransferBuffer(self._mover))
@@ -180,14 +176,13 @@ class TorchDevice(DeviceTier):
         pooling: Pooling,
         sent: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
-        out: Tensor | None = None,
     ) -> Tensor:
         sent = sent or send_pooling(pooling, self._link)
         if sent.bags is None:
-            assert sent.on_host is not None and out is None
+            assert sent.on_host is not None
             return self._pool_on_host(sent.on_host)
         weights = rows if rows is None or isinstance(rows, Tensor) else self._link.send(rows)
-        result = self.empty_vectors(pooling.num_vectors) if out is None else out
+        result = self._mover.compute.empty((pooling.num_vectors, self._widths[0]))
         crossing, bags = self._rows_on_host(sent.crossing), sent.bags
 
         def pool_on_device() -> None:
@@ -201,9 +196,6 @@ class TorchDevice(DeviceTier):
             assert places is not None
             self._mover.compute.run(lambda: result.index_copy_(0, places.long(), vectors))
         return result
-
-    def empty_vectors(self, number: int) -> Tensor:
-        return self._mover.compute.empty((number, self._widths[0]))
 
     def use(self, optimizer: RowOptimizer) -> None:
         self._set_rule(optimizer)

@@ -16,11 +16,8 @@ from support.key_cases import key_table
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.engine.build import _lookups_needed
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups
-from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.ranks.ranks import LocalRanks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu.build import least_searched
 from adaptive.embeddings.tiers.gpu.lookups import (
@@ -273,11 +270,6 @@ def test_runs_that_need_lookups_on_the_host_are_refused(
 
     with pytest.raises(ConfigError, match=f"tier.lookups=device: .*{reason}.* Set tier.lookups to auto or host"):
         build(tier)
-
-
-def test_ranks_need_lookups_on_the_host() -> None:
-    assert "ranks request the rows" in _lookups_needed([], LRU(), None, Ranks.__new__(Ranks))
-    assert _lookups_needed([], LRU(), None, LocalRanks()) == ""
 
 
 def test_a_policy_that_looks_ahead_sees_rows_of_the_device() -> None:

@@ -10,13 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, sum_of
-from support.rank_cases import TABLES as RANK_TABLES
-from support.thread_ranks import on_ranks
 from torch import Tensor
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
 from adaptive.policy import Policy
@@ -104,30 +101,3 @@ def test_in_ordinary_memory_a_loop_has_its_own_tensors() -> None:
             assert not np.shares_memory(planned.dense.numpy(), batch.dense)
             assert not np.shares_memory(planned.labels.numpy(), batch.labels)
             embeddings.discard()
-
-
-def test_each_block_of_a_rank_has_its_own_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = random_batches(RANK_TABLES, 6, samples=7, seed=4)
-
-    def received(ranks: Ranks) -> list[tuple[int, Tensor, Tensor]]:
-        parts = []
-        with opened(RANK_TABLES, ranks=ranks) as embeddings:
-            for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in batches], depth=2):
-                parts += [(part.first, part.dense, part.labels) for part in planned.parts()]
-        return parts
-
-    with sends(monkeypatch) as sent:
-        ranks = on_ranks(2, received, blocks=4)
-    assert (7, 1) not in sent and (1, 1) not in sent and (2, 1) not in sent
-    for rank in ranks:
-        assert len(rank) == 2 * len(batches)
-    whole = [sorted(first + second) for first, second in zip(*(by_batch(rank) for rank in ranks), strict=True)]
-    for batch, parts in zip(batches, whole, strict=True):
-        assert np.array_equal(np.concatenate([dense for _, dense, _ in parts]), batch.dense)
-        assert np.array_equal(np.concatenate([labels for _, _, labels in parts]), batch.labels)
-
-
-def by_batch(blocks: list[tuple[int, Tensor, Tensor]]) -> list[list[tuple[int, NDArray[Any], NDArray[Any]]]]:
-    """Two blocks of each batch."""
-    arrays = [(first, dense.numpy(), labels.numpy()) for first, dense, labels in blocks]
-    return [arrays[number : number + 2] for number in range(0, len(arrays), 2)]

@@ -20,7 +20,7 @@ from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import newest_first
 
 TROUBLE = str(ROOT / "tests/support/rank_trouble.py")
-WRITES_OF_A_SAVE = 7  # arrays of rows, of one group that skips nothing
+WRITES_OF_A_SAVE = 12, 36  # arrays of rows, of one group that skips nothing; of the first rank, also of all else
 STAGES = ("reading", "requesting", "serving", "forward", "backward", "update", "saving")
 SMALL = [*SMALL_RUN, "--set", "save_every=2", "--set", "log_every=2", "--depth", "1"]
 
@@ -84,14 +84,13 @@ def test_a_full_disk_ends_all_and_leaves_a_whole_checkpoint(pool: RankPool, tmp_
     ("stage", "how", "code", "told"),
     [
         ("update", "term", 143, r"stopped after step [34]: saved; resume with"),
-        ("update", "drift", 10, "step 4: expected the same dense weights on all ranks, .* on rank 0 of 2"),
-        ("backward", "out-of-step", 10, "out of step: .* as on rank 0 of 2.* gradients of batch 77"),
+        ("backward", "drift", 10, "step 4: expected the same dense weights on all ranks, .* on rank 0 of 2"),
     ],
 )
 def test_what_ends_all_after_the_same_step(
     pool: RankPool, tmp_path: Path, stage: str, how: str, code: int, told: str
 ) -> None:
-    """SIGTERM to one of them; dense weights that drift apart, seen at the next record; calls in another order."""
+    """SIGTERM to one of them; dense weights that drift apart, seen at the next record."""
     outcomes = troubled(pool, tmp_path / "run", 1, stage, 3, how)
     assert codes(outcomes) == [code, code], outcomes
     assert re.search(told, outcomes[0].err, re.DOTALL)
@@ -143,16 +142,16 @@ def test_a_killed_rank_ends_the_others_which_name_it(pool: RankPool, tmp_path: P
 
 @pytest.mark.nightly
 def test_after_a_kill_the_same_command_resumes_bit_for_bit(pool: RankPool, tmp_path: Path) -> None:
-    """`--auto-resume` on two ranks, killed, then on one."""
+    """`--auto-resume` on two ranks, killed, then on two."""
     words = ["-m", "adaptive", "run", *SMALL, "--steps", "8", "--json", "--out"]
-    whole = json.loads(pool.run(1, [*words, str(tmp_path / "whole")])[0].out)
+    whole = json.loads(pool.run(2, [*words, str(tmp_path / "whole")])[0].out)
     out = tmp_path / "run"
     assert troubled(pool, out, 1, "update", 4, "kill", "--auto-resume")[1].code == -9
-    (outcomes,) = pool.run(1, [*words, str(out), "--auto-resume"])
+    outcomes, _ = pool.run(2, [*words, str(out), "--auto-resume"])
     assert outcomes.code == 0 and "resumed after step 2" in outcomes.err, outcomes
     assert quality(json.loads(outcomes.out)) == quality(whole)
     record = json.loads((out / "run.json").read_text())
-    assert len(record["ranks"]) == 2 and [len(one["ranks"]) for one in record["resumed"]] == [1]
+    assert len(record["ranks"]) == 2 and [len(one["ranks"]) for one in record["resumed"]] == [2]
 
 
 @pytest.mark.nightly
@@ -160,8 +159,8 @@ def test_after_a_kill_the_same_command_resumes_bit_for_bit(pool: RankPool, tmp_p
 def test_a_rank_killed_while_three_write_their_shards(pool: RankPool, tmp_path: Path, rank: int) -> None:
     """At the second save, in the middle of its files. What lies about is gone at the next start, on any number."""
     out = tmp_path / "run"
-    words = ["run", *SMALL, "--set", "ranks.blocks=3", "--steps", "8", "--out", str(out)]
-    outcomes = pool.run(3, [TROUBLE, str(rank), "saving", str(WRITES_OF_A_SAVE + 3), "kill", *words])
+    words, writes = ["run", *SMALL, "--steps", "8", "--out", str(out)], WRITES_OF_A_SAVE[rank == 0]
+    outcomes = pool.run(3, [TROUBLE, str(rank), "saving", str(writes + 3), "kill", *words])
     assert codes(outcomes) == [-9 if one == rank else 10 for one in range(3)], outcomes
     assert all(f"No response from rank {rank} of 3" in one.err for other, one in enumerate(outcomes) if other != rank)
     assert_whole(out)

@@ -1,1 +1,0 @@
-"""Exchange of rows between ranks: requests to their owners, and the owners' responses."""
