@@ -57,6 +57,7 @@ def test_nine_lines_make_a_plain_loop_a_tiered_one(capsys: pytest.CaptureFixture
     assert aucs("plain_loop.py") == pytest.approx([trained, trained], abs=2e-4)
 
 
+@pytest.mark.nightly
 def test_own_policies_records_compares_and_simulates(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +155,7 @@ def test_convert_writes_parquet_of_sequences(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch.labels, [1, 0, 0, 1])
 
 
+@pytest.mark.nightly
 def test_two_towers_recall_more_with_the_correction(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -163,12 +165,14 @@ def test_two_towers_recall_more_with_the_correction(
     assert text.startswith("built-in") and corrected > 2 * popular and corrected > 1.5 * plain
 
 
+@pytest.mark.nightly
 def test_two_heads_learn_clicks_and_amounts(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed("multi_task.py", capsys)
     auc, error, of_mean = (float(number) for number in re.findall(r"0\.\d{4}", text)[-3:])
     assert auc > 0.8 and error < 0.2 * of_mean
 
 
+@pytest.mark.nightly
 def test_slipstream_leaves_out_as_many_inputs_each_way(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,13 @@ SHARED_BY_POLICIES = {
 OUTSIDE = sorted([*(ROOT / "policies").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 
 
-def imports(path: Path) -> Iterator[tuple[int, str, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str, str]]:
     """(line, module, name or "") of every import in a file, wherever it stands."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:

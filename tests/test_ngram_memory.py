@@ -38,7 +38,7 @@ def data(example: Any) -> list[Any]:
     return [example.to_batch(tokens, ROWS) for tokens in example.windows(files, STEPS)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, data: list[Any], dtype: str) -> None:
     """1% and 100% of the rows on the device, nothing or eight batches ahead: the same bits, though rows move."""
     results, moved = [], []

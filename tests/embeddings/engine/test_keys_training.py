@@ -243,7 +243,7 @@ def test_deferred_updates_of_keys_that_leave(depth: int) -> None:
     """A watched row that loses its key takes no sum along; look-ahead and tier change no bit."""
     skip = SkipConfig(rule="support.skip_rules:Waits", interval=4, hot_rows="50%", min_accesses=2, feedback_delay=4)
     tables = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12)]
-    batches = list(hot_batches(170))
+    batches = list(hot_batches(110))
     runs = [
         train(tables, batches, tier, each, policy=policy, skip=skip)
         for tier, each, policy in [
@@ -280,7 +280,7 @@ def train_arranged(name: str, batches: Sequence[Batch], depth: int, **tier: Any)
 @pytest.mark.parametrize("name", ARRANGING)
 def test_batches_are_arranged_alike_by_any_look_ahead(name: str) -> None:
     """Rules and policies that arrange inputs see keys as of the batch that is planned last, or their hashes."""
-    batches = list(hot_batches(170))
+    batches = list(hot_batches(110))
     embeddings, expected = train_arranged(name, batches, 0)
     rule = embeddings.policy.rule
     assert not isinstance(rule, InputRule) or 0 < rule.dropped_inputs < rule.seen_inputs
@@ -381,6 +381,7 @@ def test_the_load_of_the_index_is_that_of_the_latest_trained_batch() -> None:
     assert places[0] == places[1] and len(set(map(tuple, places[0]))) > 5
 
 
+@pytest.mark.nightly
 def test_a_capacity_beyond_memory_costs_what_is_touched() -> None:
     """10^9 rows of 4 KiB, in memory: made, trained, swept, read and saved like a table for 10^5."""
     batches = [looking_up(*range(first, first + 300)) for first in range(0, 12_000, 300)]
