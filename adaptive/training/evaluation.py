@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adaptive.batch import Batch
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
 from adaptive.embeddings.planned_batch import Planned
-from adaptive.errors import InputError
+from adaptive.errors import ConfigError, InputError
 from adaptive.models.dense.attention import DIN, SampleVectors
 from adaptive.training.finite import where_not_finite
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
@@ -202,7 +202,12 @@ def _sample_vectors(embeddings: Embeddings, model: DIN, planned: Planned) -> Sam
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set `model.eval()` inside, and restore the mode of each module."""
+    """Set `model.eval()` inside, and restore the mode of each module; ConfigError if it is no module."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model: expected a torch.nn.Module, called as model(dense, pooled), got {type(model).__name__}. Wrap it "
+            "in a module with a forward method."
+        )
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -14,7 +14,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_dataset import Opened, open_rows
 from adaptive.data.text.schema import DelimitedSchema, delimited_only, load_schema, schema_of
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, InputError
 
 
 def from_frame(
@@ -82,7 +82,13 @@ class _Frame(ArrowPiece):
                     f"from_frame: expected an Arrow table, a pandas or polars frame, or an object with "
                     f"__arrow_c_stream__ as {name}, got {type(frame).__name__}. {_advice(frame)}"
                 )
-            frame = pyarrow.table(frame)
+            try:
+                frame = pyarrow.table(frame)
+            except (pyarrow.ArrowException, ValueError, TypeError) as error:
+                raise InputError(
+                    f"{name}: expected columns with names of their own and values of one type that Arrow has, got an "
+                    f"error: {error}. Convert them, for example with frame.astype({{'user': 'str'}})."
+                ) from error
         return cls(name, frame.num_rows, 0, frame, types.types_of(frame.schema, name))
 
     def batches(self, columns: Sequence[str]) -> Iterator[Any]:

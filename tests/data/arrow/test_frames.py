@@ -129,3 +129,13 @@ def test_what_is_no_frame_has_advice_that_works() -> None:
 
     with pytest.raises(ConfigError, match=r'Pass dataset\.with_format\("arrow"\)\[:\]'):
         from_frame(Dataset(), schema)
+
+
+def test_frames_that_arrow_has_no_type_for_are_refused() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    schema = {"label": {"column": "y"}, "categorical": [{"columns": ["u"], "hash_rows": 9}]}
+    mixed, twice = pandas.DataFrame({"y": [0, 1], "u": [1, "a"]}, dtype=object), pandas.DataFrame([[0, 1]] * 2)
+    twice.columns = ["u", "u"]
+    for frame in (mixed, twice):
+        with pytest.raises(InputError, match="frame: expected columns with names of their own and values of one type"):
+            from_frame(frame, schema)
