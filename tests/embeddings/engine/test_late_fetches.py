@@ -29,7 +29,6 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policy import Policy
 
 NUM_ROWS = 12
-POPULARITY = np.arange(30, 0, -1) ** 2 / (np.arange(30, 0, -1) ** 2).sum()
 
 
 class Static(Fixed):

@@ -78,12 +78,7 @@ def test_plain_lines_without_a_terminal():
 @pytest.mark.parametrize(
     ("total", "start", "record", "shown"),
     [
-        (
-            1000,
-            {"steps": 500, "samples": 500 * 2048, "read": 500 * 2048, "seconds": 50.0},
-            interval(520),
-            ["step 520/1000", "0:00:48 left\n"],
-        ),
+        (1000, HALF, interval(520), ["step 520/1000", "0:00:48 left\n"]),
         (None, {}, interval(20), ["step 20 | ", "| - left\n"]),
         (1000, {}, interval(20, samples_per_s=float("nan")), ["- samples/s"]),
     ],

@@ -128,14 +128,6 @@ def test_tags_and_values(tmp_path):
     }
 
 
-def test_groups_are_ordered_by_importance(tmp_path):
-    """TensorBoard sorts groups by name."""
-    write_all(TensorBoardView(tmp_path, ["site"]), interval(), EvalRecord(step=10, samples=1, auc=0.5, log_loss=0.1))
-    groups = sorted({tag.split("/")[0] for tag in latest(tmp_path)})
-    expected = "1_training 2_evaluation 3_tiers 4_skipping 5_time 6_policy 7_tables"
-    assert " ".join(groups) == expected
-
-
 def test_counts_are_per_step(tmp_path):
     short = replace(COUNTS, admitted=12)
     view = TensorBoardView(tmp_path, ["site"])
