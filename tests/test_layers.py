@@ -237,10 +237,10 @@ def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
 
 
 def test_only_what_is_around_the_core_knows_of_ranks() -> None:
-    """`distributed` uses the core, which says nothing of ranks; only `distributed` talks to torch.distributed."""
+    """The core says nothing of ranks. Only `distributed`, and what starts ranks, use torch.distributed."""
     for path in [*MODULES, *sorted((ROOT / "policies").rglob("*.py"))]:
         name = relative(path)
         if name.startswith(("adaptive/embeddings/", "policies/")) or name == "adaptive/training/trainer.py":
             assert not re.search(r"\branks?\b", path.read_text(), re.IGNORECASE), path
-        if not name.startswith("adaptive/distributed/"):
+        if not name.startswith("adaptive/distributed/") and name != "adaptive/cli/launching.py":
             assert not any(module.startswith("torch.distributed") for _, module, _ in imports(path)), path

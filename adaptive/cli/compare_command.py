@@ -86,7 +86,7 @@ def _refuse_ranks(ranks: int | None) -> None:
     Raises:
         ConfigError: if several processes are requested.
     """
-    from adaptive.distributed.launch import is_rank
+    from adaptive.distributed.environment import is_rank
     from adaptive.errors import ConfigError
 
     causes = {f"--ranks {ranks}": ranks is not None, "torchrun": is_rank()}

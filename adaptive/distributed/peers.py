@@ -1,4 +1,4 @@
-"""`Peers`: the processes that train together, on torch.distributed. No other file uses it, except `launch`.
+"""`Peers`: the processes that train together, on torch.distributed.
 
 There are two gloo groups of our own: `ahead` for the look-ahead thread, `rows` for the training thread, so that their
 messages never mix. If every rank has its own GPU, vectors and gradients of rows cross by NCCL, from device to device.
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from adaptive import errors
-from adaptive.distributed.launch import NEEDED
+from adaptive.distributed.environment import NEEDED
 from adaptive.errors import AdaptiveError, ConfigError, RanksError
 
 T = TypeVar("T")

@@ -29,6 +29,7 @@ from adaptive.storage.arrays import Blocks, Stored, whole
 Int64s = NDArray[np.int64]
 Shard = Mapping[str, NDArray[Any] | Stored]
 SEEN: Final = ("accesses", "last_access", "update_norm")
+WATCHED: Final = "watched."
 SUMS: Final = ("sums", "squares", "raw_values", "raw_states")
 
 
@@ -139,7 +140,7 @@ def regroup(
         prefix = f"rows{number}."
         parts = [{n.removeprefix(prefix): v for n, v in shard.items() if n.startswith(prefix)} for shard in shards]
         _check(parts, group, prefix)
-        regrouped = _Regrouped(parts, group, rank, size).arrays(room[number] if room else 0)
+        regrouped = _regroup(parts, group, rank, size, room[number] if room else 0)
         arrays |= {prefix + name: value for name, value in regrouped.items()}
     return arrays
 
@@ -161,115 +162,91 @@ def _whole_rows(rows: Int64s, rank: int, size: int, table_keys: Any) -> Int64s:
     return rows * size + Share(rank, size).places(rows, keys)
 
 
-class _Regrouped:
-    """The rows of one group, regrouped."""
+def _regroup(parts: Sequence[Shard], group: Group, rank: int, size: int, room: int) -> dict[str, Any]:
+    """Return the arrays of one group, without its prefix, with at most `room` watched rows."""
+    sizes = [-(-table.num_embeddings // size) + group.has_keys for table in group.tables]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    maps, used = _maps_of_keys(parts, group, starts, rank, size) if group.has_keys else (None, starts)
 
-    def __init__(self, parts: Sequence[Shard], group: Group, rank: int, size: int) -> None:
-        self._parts, self._group, self._rank, self._size = parts, group, rank, size
-        sizes = [-(-table.num_embeddings // size) + group.has_keys for table in group.tables]
-        self._starts = np.concatenate([[0], np.cumsum(sizes)])
-        self._maps = list(map(self._map_of_keys if group.has_keys else self._map_of_rows, range(len(parts))))
+    def new_rows(shard: int, rows: Int64s) -> Int64s:
+        """Return the numbers (n,) that rows (n,) of a shard have at `rank`; -1 for those of others."""
+        if maps is not None:
+            return maps[shard][rows]
+        old_starts, keys = whole(parts[shard]["table_starts"]), group.table_keys
+        tables = _tables_of(rows, old_starts)
+        in_table = _whole_rows(rows - old_starts[tables], shard, len(parts), keys[tables])
+        owners, numbers = owners_of_rows(in_table, keys[tables], size)
+        return np.where(owners == rank, numbers + starts[tables], -1)
 
-    def _tables_of(self, rows: Int64s, starts: Int64s) -> Int64s:
-        return np.searchsorted(starts, rows, side="right") - 1
-
-    def _map_of_rows(self, shard: int) -> Any:
-        starts, keys = whole(self._parts[shard]["table_starts"]), self._group.table_keys
-
-        def new_rows(rows: Int64s) -> Int64s:
-            tables = self._tables_of(rows, starts)
-            in_table = _whole_rows(rows - starts[tables], shard, len(self._parts), keys[tables])
-            owners, places = owners_of_rows(in_table, keys[tables], self._size)
-            return np.where(owners == self._rank, places + self._starts[tables], -1)
-
-        return new_rows
-
-    def _map_of_keys(self, shard: int) -> Any:
-        """Rows of keys are numbered anew, shard by shard; row 0 of each table is that of the first shard."""
-        new = self._new_rows_of_keys[shard]
-
-        def new_rows(rows: Int64s) -> Int64s:
-            return new[rows]
-
-        return new_rows
-
-    @property
-    def _new_rows_of_keys(self) -> list[Int64s]:
-        if not hasattr(self, "_of_keys"):
-            used = self._starts[:-1] + 1  # next free row of each table
-            self._of_keys: list[Int64s] = []
-            for number, part in enumerate(self._parts):
-                starts = whole(part["table_starts"])
-                new = np.full(int(starts[-1]), -1, np.int64)
-                if number == 0:
-                    new[starts[:-1]] = self._starts[:-1]
-                rows, keys = whole(part["keyed"]), whole(part["keys"])
-                tables = self._tables_of(rows, starts)
-                for table, table_key in enumerate(self._group.table_keys):
-                    of_table = np.flatnonzero(tables == table)
-                    own = of_table[owners_of_keys(keys[of_table], table_key, self._size) == self._rank]
-                    own = own[: int(self._starts[table + 1] - used[table])]  # the last ones of a full table lose theirs
-                    new[rows[own]] = used[table] + np.arange(len(own))
-                    used[table] += len(own)
-                self._of_keys.append(new)
-            self._used = used
-        return self._of_keys
-
-    def arrays(self, room: int) -> dict[str, Any]:
-        """Return the arrays, without the group's prefix, with at most `room` watched rows."""
-        part, group = self._parts[0], self._group
-        arrays: dict[str, Any] = {name: whole(part[name]) for name in ("table_keys", "first_state", "table_bounds")}
-        arrays["table_starts"] = self._starts
-        arrays |= self._take("changed", "weights", "state")
-        arrays |= self._take("seen", *(name for name in SEEN if all(name in p for p in self._parts)))
-        if group.has_keys:
-            arrays |= self._keys()
-        watched = [name.removeprefix("watched.") for name in part if name.startswith("watched.")]
-        if watched and all("watched.row" in p for p in self._parts):
-            sums = [name for name in SUMS if name in watched]
-            columns = [name for name in watched if name not in (*sums, "interval", "row", "summed")]
-            arrays |= self._take("watched.row", *(f"watched.{name}" for name in columns))
-            arrays["watched.interval"] = whole(part["watched.interval"])
-            if sums:
-                arrays |= self._take("watched.summed", *(f"watched.{name}" for name in sums))
-            earliest = np.sort(np.argsort(arrays["watched.entry"], kind="stable")[:room])
-            stay = np.isin(arrays["watched.summed"], arrays["watched.row"][earliest]) if sums else None
-            for name in ("row", *columns):
-                arrays[f"watched.{name}"] = arrays[f"watched.{name}"][earliest]
-            for name in ("summed", *sums) if sums else ():
-                arrays[f"watched.{name}"] = arrays[f"watched.{name}"][stay]
-        return arrays
-
-    def _take(self, key: str, *names: str) -> dict[str, Any]:
-        """Return the rows of an array of row numbers that this rank takes, ascending, and their columns."""
-        rows, places = [], []
-        for part, new_rows in zip(self._parts, self._maps, strict=True):
-            new = new_rows(whole(part[key]))
-            places.append(np.flatnonzero(new >= 0))
-            rows.append(new[places[-1]])
-        joined = np.concatenate(rows)
+    def take(key: str, *names: str) -> dict[str, Any]:
+        """Return the taken ones of an array of row numbers, ascending, and their columns."""
+        new = [new_rows(shard, whole(part[key])) for shard, part in enumerate(parts)]
+        places = [np.flatnonzero(numbers >= 0) for numbers in new]
+        joined = np.concatenate([numbers[at] for numbers, at in zip(new, places, strict=True)])
         order = np.argsort(joined, kind="stable")
-        taken: dict[str, Any] = {key: joined[order]}
-        for name in names:
-            taken[name] = _joined([part[name] for part in self._parts], places, order)
-        return taken
+        return {key: joined[order], **{name: _joined([part[name] for part in parts], places, order) for name in names}}
 
-    def _keys(self) -> dict[str, Any]:
-        taken = self._take("keyed", "keys", "key_access")
-        part = self._parts[0]
-        clocks = [whole(p[f"keys{t}.clock"]) for t in range(len(self._group.tables)) for p in self._parts]
-        for t, used in enumerate(self._used - self._starts[:-1]):
-            of_table = clocks[t * len(self._parts) : (t + 1) * len(self._parts)]
-            latest = of_table[0].copy()
-            latest[0] = (-1, max(clock[0, 1] for clock in of_table))
-            taken |= {
-                f"keys{t}.freed": np.zeros(0, np.int64),
-                f"keys{t}.used": np.array([used, 0], np.int64),
-                f"keys{t}.clock": latest,
-                f"keys{t}.cell_blocks": np.zeros(0, np.int64),
-                f"keys{t}.cells": np.zeros((0, whole(part[f"keys{t}.cells"]).shape[1]), np.uint8),
-            }
-        return taken
+    first = parts[0]
+    arrays: dict[str, Any] = {name: whole(first[name]) for name in ("table_keys", "first_state", "table_bounds")}
+    arrays |= {"table_starts": starts, **take("changed", "weights", "state")}
+    arrays |= take("seen", *(name for name in SEEN if all(name in part for part in parts)))
+    if group.has_keys:
+        arrays |= take("keyed", "keys", "key_access") | _key_states(parts, used - starts[:-1])
+    if all(WATCHED + "row" in part for part in parts):
+        names = [name for name in first if name.startswith(WATCHED)]
+        sums = [WATCHED + name for name in SUMS if WATCHED + name in names]
+        columns = [name for name in names if name not in (*sums, *(WATCHED + n for n in ("interval", "row", "summed")))]
+        arrays[WATCHED + "interval"] = whole(first[WATCHED + "interval"])
+        watched = take(WATCHED + "row", *columns)
+        earliest = np.sort(np.argsort(watched[WATCHED + "entry"], kind="stable")[:room])
+        arrays |= {name: column[earliest] for name, column in watched.items()}
+        if sums:
+            of_sums = take(WATCHED + "summed", *sums)
+            stay = np.isin(of_sums[WATCHED + "summed"], arrays[WATCHED + "row"])
+            arrays |= {name: column[stay] for name, column in of_sums.items()}
+    return arrays
+
+
+def _tables_of(rows: Int64s, starts: Int64s) -> Int64s:
+    tables: Int64s = np.searchsorted(starts, rows, side="right") - 1
+    return tables
+
+
+def _maps_of_keys(
+    parts: Sequence[Shard], group: Group, starts: Int64s, rank: int, size: int
+) -> tuple[list[Int64s], Int64s]:
+    """Number the rows of keys anew, shard by shard; row 0 of each table is that of the first shard.
+
+    Returns for each shard the new number of each row, or -1; and (T,) the first unused row of each table.
+    """
+    used, maps = starts[:-1] + 1, list[Int64s]()
+    for shard, part in enumerate(parts):
+        old_starts, rows, keys = whole(part["table_starts"]), whole(part["keyed"]), whole(part["keys"])
+        new = np.full(int(old_starts[-1]), -1, np.int64)
+        if shard == 0:
+            new[old_starts[:-1]] = starts[:-1]
+        tables = _tables_of(rows, old_starts)
+        for table, table_key in enumerate(group.table_keys):
+            of_table = np.flatnonzero(tables == table)
+            own = of_table[owners_of_keys(keys[of_table], table_key, size) == rank]
+            own = own[: int(starts[table + 1] - used[table])]  # the last keys of a full table lose their rows
+            new[rows[own]] = used[table] + np.arange(len(own))
+            used[table] += len(own)
+        maps.append(new)
+    return maps, used
+
+
+def _key_states(parts: Sequence[Shard], used: Int64s) -> dict[str, Any]:
+    """Return the state of key tables with so many used rows (T,): times as saved, and empty counts."""
+    arrays: dict[str, Any] = {}
+    for t, number in enumerate(used):
+        clocks = [whole(part[f"keys{t}.clock"]) for part in parts]
+        clock = clocks[0].copy()
+        clock[0] = (-1, max(of_part[0, 1] for of_part in clocks))
+        state = {"freed": np.zeros(0, np.int64), "used": np.array([number, 0], np.int64), "clock": clock}
+        state |= {"cell_blocks": np.zeros(0, np.int64), "cells": whole(parts[0][f"keys{t}.cells"])[:0]}
+        arrays |= {f"keys{t}.{name}": array for name, array in state.items()}
+    return arrays
 
 
 def _joined(columns: Sequence[NDArray[Any] | Stored], places: Sequence[Int64s], order: Int64s) -> Any:

@@ -18,8 +18,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         result.append(size)
         return 0
 
-    monkeypatch.setattr("adaptive.distributed.launch.launch", launch)
-    monkeypatch.setattr("adaptive.system.usable_cores", lambda: 2)
+    monkeypatch.setattr("adaptive.cli.launching.launch", launch)
+    monkeypatch.setattr("adaptive.cli.launching.usable_cores", lambda: 2)
     monkeypatch.setattr("adaptive.system.available_bytes", lambda: 8 * GIB)
     return result
 

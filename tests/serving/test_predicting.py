@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from support.served import HEADER, lines, trained, without_label, write_csv
 
@@ -155,7 +156,7 @@ def test_samples_that_are_drawn_are_not_lines(tmp_path: Path, monkeypatch: pytes
 
 def test_a_score_that_is_no_number_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_csv(Path("new.csv"), [*lines(20, seed=4), "0,1e38,a,1,a,1,t1"])
-    monkeypatch.setattr("adaptive.training.evaluation._logits", lambda *_: np.array([np.nan], np.float32))
+    monkeypatch.setattr("adaptive.training.evaluation.logits_of", lambda *_: torch.tensor([torch.nan]))
     with pytest.raises(NonFiniteError):
         predict_run(run, "scores.npy", data="new.csv")
 

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,6 @@ def write_run(
     policy: str = "lfu",
     finished: bool = True,
     skips: bool = False,
-    ranks: Sequence[Mapping[str, float]] = (),
     more: Mapping[str, Any] | None = None,
 ) -> Path:
     """A run directory as training leaves it; returns `path`. `more`: entries of its summary and of run.json."""
@@ -73,7 +71,7 @@ def write_run(
     totals, file = RunTotals(), MetricsFile(path / "metrics.jsonl")
     file.write(RunRecord(policy=policy, table_rows=dict.fromkeys(tables, 1000)))
     for number in range(1, intervals + 1):
-        means = replace(interval(number, tables, skips=skips), ranks=[dict(rank) for rank in ranks])
+        means = interval(number, tables, skips=skips)
         file.write(means)
         totals.add(means)
         file.write(EvalRecord(step=means.step, samples=500, auc=0.7 + number / 100, log_loss=0.4))

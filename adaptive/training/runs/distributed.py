@@ -14,7 +14,7 @@ import torch
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.distributed.launch import is_rank
+from adaptive.distributed.environment import is_rank
 from adaptive.distributed.peers import Peers
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, write_shard
