@@ -419,3 +419,10 @@ def test_texts_that_were_floats_are_warned_about(
     open_dataset(f"csv:{tmp_path / 'a.csv'}", DataOptions(schema_path=tmp_path / "s.toml"))
     wanted = r"a\.csv:3: expected ids for u, got '.*', a float.*pandas keeps .* Int64"
     assert bool(re.search(wanted, caplog.text)) == bool(caplog.text) == is_float
+
+
+def test_a_schema_of_megabytes_is_refused(tmp_path: Path) -> None:
+    """tomllib would take a minute for 400 KB of dotted keys."""
+    (tmp_path / "s.toml").write_text("a.b.c.d = 1\n" * 30_000)
+    with pytest.raises(ConfigError, match=r"s\.toml: expected at most 262,144 bytes, got 360,000"):
+        load_schema(tmp_path / "s.toml")
