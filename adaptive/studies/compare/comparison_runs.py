@@ -282,16 +282,11 @@ def _bits(path: Path, summary: dict[str, Any]) -> str:
     file = path / "weights" / MANIFEST
     if os.path.lexists(file):  # not with save=false, where the quality stands for the weights
         manifest = parse_json(read_file(file), str(file))
-        facts |= {entry["name"]: entry["sha256"] for entry in manifest["arrays"] if entry["group"] == "dense"}
-        shards = enumerate(manifest["shards"])
-        rows = {
-            f"{number}/{entry['name']}": [entry["dtype"], entry["shape"], entry["pieces"]]
-            for number, shard in shards
-            for entry in shard
-            if _TRAINED.fullmatch(entry["name"])
-        }
+        arrays = manifest["arrays"]
+        facts |= {entry["name"]: entry["sha256"] for entry in arrays if entry["group"] == "dense"}
+        rows = [entry for entry in arrays if entry["group"] == "rows" and _TRAINED.fullmatch(entry["name"])]
         assert rows, f"{file}: no rows to compare"
-        facts |= rows
+        facts |= {f"{entry['shard']}/{entry['name']}": entry["sha256"] for entry in rows}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

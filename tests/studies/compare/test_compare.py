@@ -113,9 +113,9 @@ def test_one_changed_weight_is_caught(tmp_path: Path, monkeypatch: pytest.Monkey
         summary = real(config, **options)
         path = Path(summary["run_dir"]) / "weights/manifest.json"
         manifest = json.loads(path.read_text())
-        (entry,) = (shard for shard in manifest["shards"][0] if shard["name"] == "rows0.weights")
+        (entry,) = (entry for entry in manifest["arrays"] if entry["name"] == "rows0.weights")
         if config.policy == "lfu":
-            entry["pieces"][0][2] = "0" * 64
+            entry["sha256"] = "0" * 64
         path.write_text(json.dumps(manifest))
         return summary
 
