@@ -46,7 +46,8 @@ def rehearse(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch], str
     is_custom = any(":" in (name or "") for name in (config.policy, config.skip and config.skip.rule, config.model))
     if is_custom or not sample or not sample[0].num_samples:
         return 0.0
-    kinds = [*(config.model_dump(mode="json", include=set(_KINDS)).items()), [str(f) for f in dataset.features]]
+    # Settings as they are rehearsed: where rows are stored, and how many are on the device, compiles nothing.
+    kinds = [*(_small(config).model_dump(mode="json", include=set(_KINDS)).items()), [str(f) for f in dataset.features]]
     marker = compile_marker(hashlib.sha256(json.dumps(kinds, default=str).encode()).hexdigest()[:16])
     if marker is not None and marker.exists():
         return 0.0
@@ -73,14 +74,7 @@ def train_little(config: TrainConfig, shape: DataShape, sample: Sequence[Batch])
     most = max(batch.num_lookups(number) for batch in batches for number in range(batch.num_features))
     sizes = [min(feature.num_embeddings, 4 * max(most, 16)) for feature in shape.features]
     features = [Feature(f.name, size) for f, size in zip(shape.features, sizes, strict=True)]
-    tier = {"device_rows": "auto" if config.tier.device_rows == "0" else "50%", "host": "memory", "held_rows": 0}
-    quick = {"interval": 2, "min_accesses": 1, "feedback_delay": 1}
-    update = {
-        "tier": config.tier.model_copy(update=tier),
-        "skip": config.skip and config.skip.model_copy(update=quick),
-    }
-    small = config.model_copy(update=update)
-    components = build(small, replace(shape, features=tuple(features)), batches)
+    components = build(_small(config), replace(shape, features=tuple(features)), batches)
     with components.embeddings as embeddings:
         if embeddings.policy.rule is not None:
             embeddings.policy.rule.warmup = 2
@@ -92,6 +86,17 @@ def train_little(config: TrainConfig, shape: DataShape, sample: Sequence[Batch])
         trainer.train(moved, depth=0)
         evaluate(embeddings, components.model, moved[:1])
         return trainer.recorder.totals
+
+
+def _small(config: TrainConfig) -> TrainConfig:
+    """Return settings under which rows of small tables are evicted and updates deferred within a few batches."""
+    tier = {"device_rows": "auto" if config.tier.device_rows == "0" else "50%", "host": "memory", "held_rows": 0}
+    quick = {"interval": 2, "min_accesses": 1, "feedback_delay": 1}
+    update = {
+        "tier": config.tier.model_copy(update=tier),
+        "skip": config.skip and config.skip.model_copy(update=quick),
+    }
+    return config.model_copy(update=update)
 
 
 def _every_other(rows: RowStats) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptive.config import TrainConfig
+from adaptive.config import TierConfig, TrainConfig
 from adaptive.data.dataset import shape_of
 from adaptive.training.components import first_batches, open_data
 from adaptive.training.runs import rehearsal
@@ -30,8 +30,14 @@ def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     called: list[str] = []
     monkeypatch.setattr(rehearsal, "compile_marker", lambda name: tmp_path / name)
     monkeypatch.setattr(rehearsal, "train_little", lambda config, shape, sample: called.append(config.policy))
-    for policy in ("lfu", "lfu", "lru", "some.module:Policy"):
-        run = config(policy)
+    in_files = TierConfig(host=f"mmap:{tmp_path}/rows", device_rows="5%")  # compiles nothing else
+    for policy, tier in (
+        ("lfu", TierConfig()),
+        ("lfu", in_files),
+        ("lru", TierConfig()),
+        ("a.module:Policy", in_files),
+    ):
+        run = config(policy, tier=tier)
         dataset = open_data(run)
         assert rehearsal.rehearse(run, dataset, first_batches(run, dataset), io.StringIO()) == 0, "nothing to compile"
     assert called == ["lfu", "lru"] and len(list(tmp_path.iterdir())) == 2
