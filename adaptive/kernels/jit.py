@@ -242,7 +242,8 @@ def kernel(
             _contain_in_callers(compiled, noalias)
         # Without noalias LLVM must assume that a store to one array changes another, and loads rows value by value: 2x
         # slower.
-        _set_flags(compiled, noalias=noalias)
+        if noalias:
+            _set_flags(compiled, noalias=True)
         return cast(F, compiled)
 
     return compile_
