@@ -128,6 +128,7 @@ class RowsOptimizer(torch.optim.Optimizer):
                 return self.discard()
             for work in self._works_with_gradients():
                 work.scale_gradients(1 / grad_scale)
+        # Rate and factor need no rows: on a device they are launched before the wait for rows that are in flight.
         if (rate := self.lr) != self._pipeline.rate:
             self._pipeline.use_rate(rate)
         self._unscale()

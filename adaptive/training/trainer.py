@@ -162,7 +162,7 @@ class Trainer:
             rows = [work.gradients for work in planned.works if work.gradients is not None]
             numbers = torch.stack([*losses, *sums_of_gradients(self.model, rows)])
             reserve_update_memory(self.optimizer, self.embeddings.device)
-            values = numbers.tolist()
+            values = numbers.tolist()  # THE wait of a step for the device: all before is launched, nothing has changed
         finite = all(map(math.isfinite, values[len(losses) :]))
         return Passed(values[: len(losses)], passed, logits, finite)
 

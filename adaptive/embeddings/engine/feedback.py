@@ -47,6 +47,8 @@ class FeedbackQueue:
 
     def take_in(self, number: int, depth: int) -> None:
         """Take in the feedback that is old enough; once, before batch `number` is planned."""
+        # Feedback first: the rule is asked, and reports are read, with all that may be known for this batch. Otherwise
+        # they would be one batch behind.
         self._policy_caller.begin_batch()
         self.take_in_until(number - self.lag(depth))
         self._observe_until(number - max(depth, LOSS_LAG))

@@ -61,6 +61,8 @@ def _release(
     if changes.latest_use is None:
         return
     number, skipper, watched = pipeline.next_number, lane.skipper, np.zeros(0, np.int64)
+    # The lag, not the depth: with a delay above the depth, feedback about these rows may come when no batch in flight
+    # uses them any more, and by then their numbers belong to other keys.
     catches_up = changes.latest_use + pipeline.feedback.lag(depth) >= number
     if skipper is not None:
         watched = skipper.hot.entries_of(changes.freed)

@@ -335,9 +335,11 @@ class Pipeline:
             for lane_number, changes in key_changes.items():
                 plans[lane_number].tally[:] += changes.tally
             parts = self._describe_parts(batch, plans, arrivals)
+            # First a buffer, which is free once the batch that used it is trained; the plan is sent through it. The
+            # samples go with the plan of the first group: one copy less.
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             arrays = [batch.dense, batch.labels, *batch.extras.values()]
-            inputs = [arrays, *[()] * (len(plans) - 1)]  # sent along with the first group's plan
+            inputs = [arrays, *[()] * (len(plans) - 1)]
             sent = [
                 lane.device.upload_plan(plan, buffer, along)
                 for lane, plan, along in zip(self.lanes, plans, inputs, strict=True)
@@ -346,6 +348,7 @@ class Pipeline:
             reported = self.feedback.reported, self.feedback.update_sizes
             ready = ReadyBatch(batch, plans, sent, parts, *reported, index_places, Future() if parts else None)
             self.next_number = number + 1
+            # Trained batches are dropped here, by the only thread that writes the list; the other one sets a number.
             self._planned = [*self.in_flight(), ready]
             self._late_fetches.expect(plans)
         return ready

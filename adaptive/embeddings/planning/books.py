@@ -112,6 +112,8 @@ class Tracker:
         `rows` are distinct.
         """
         codes = self.codes[rows]
+        # On the host, where codes are 0 or negative, the last bit says whether values are stored. Without them a code
+        # is even: minus 1 sets the bit, and keeps the latest batch, which is the rest.
         self.codes[rows] = np.where(_has_values(codes), codes, codes - 1)
 
     def set_last_access(self, rows: Int64s, latest: Int32s) -> None:

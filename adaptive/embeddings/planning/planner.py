@@ -191,7 +191,8 @@ class Planner:
             fresh = self.slots.leave_on_host(arrival.missing, distinct, locations, number)
         self._entered = None
         if not np.count_nonzero(is_late):
-            # The slots that were freed last are taken first.
+            # Slots are a stack: those that were freed last are taken first. So the rows that come take the slots of the
+            # last victims, in reverse, and the host pairs them without a search. Only if all victims are written back.
             swapped = min(len(takers), len(arrival.victims)) if len(back[0]) == len(arrival.victims) else 0
             return Moves(*back, slots, rows, initial, fresh, swapped=swapped)
         now = ~is_late
