@@ -47,11 +47,6 @@ class TableLock:
         """True in a forked child of the process that created the tables, which must not use them."""
         return os.getpid() != self._process
 
-    @property
-    def is_broken(self) -> bool:
-        """True if an exception has ended a change: some rows may not have their values."""
-        return bool(self._interrupted_change())
-
     def refuse_in_child(self) -> None:
         """Raise ConfigError if this process is a fork of the one that created the tables."""
         if self.is_forked:

@@ -242,11 +242,6 @@ class KeyTable:
         books.row_keys[rows], books.num_live[number] = keys, len(rows)
         books.insert(self.hashes(keys), rows)
 
-    @property
-    def num_cell_blocks(self) -> int:
-        """Blocks of the sketch, as they are saved."""
-        return len(self._cells)
-
 
 class KeyBooks:
     """Arrays of all tables of a group, for kernels.

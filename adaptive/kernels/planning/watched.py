@@ -14,41 +14,12 @@ import numpy as np
 from adaptive.counters import Counter
 from adaptive.kernels.jit import at, kernel
 from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
-from adaptive.kernels.planning.lookups import HASH, S32
 from adaptive.kernels.vector.row_ops import prefetch_item
-
-
-@kernel()
-def enter_rows(rows, keys, values, count, places):
-    """Look up rows in a hash table and enter new ones with the next numbers, from `count` on.
-
-    rows (n,) int64; keys int64 (-1 = empty) and values int32 are the hash table, a power of two with room for n more
-    rows. Outputs: places (n,) int64 number of each row. Returns the new count.
-    """
-    mask = np.uint64(keys.size - 1)
-    for i in range(rows.size):
-        row = rows[i]
-        h = home(row, mask)
-        while keys[h] != row and keys[h] != -1:
-            h = (h + ONE) & mask
-        if keys[h] == -1:
-            keys[h], values[h] = row, count
-            count += 1
-        places[i] = values[h]
-    return count
-
 
 SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
 DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
-ONE = np.uint64(1)
 AHEAD = 64  # records to prefetch, each in its own cache line; 16 takes 1.6 times as long
 FOLLOWS = np.float32(0.125)  # share of a new update's size in the running mean
-
-
-@kernel(inline=True)
-def home(row, mask):
-    """Start of the search for a row. Unsigned, so that numba checks no negative indices."""
-    return ((np.uint64(row) * HASH) >> S32) & mask
 
 
 @kernel()
@@ -73,18 +44,6 @@ def find_entries(rows, seen, min_accesses, row_entries, entry_rows, num_entries,
         places[at(count)], entries[at(count)] = u, entry - 1  # if it is not watched, the next one replaces it
         count += entry > 0
     return num_entries, count
-
-
-@kernel()
-def lookup_entries(rows, keys, values, entries):
-    """entries[i] = the number of rows[i] in the hash table of `enter_rows`, or -1."""
-    mask = np.uint64(keys.size - 1)
-    for i in range(rows.size):
-        row = rows[i]
-        h = home(row, mask)
-        while keys[h] != row and keys[h] != -1:
-            h = (h + ONE) & mask
-        entries[i] = values[h] if keys[h] == row else -1
 
 
 @kernel()

@@ -57,21 +57,6 @@ def test_the_hot_set_is_a_dictionary(choose: Choose, data: st.DataObject, capaci
 
 
 @both
-@given(batches=st.lists(st.lists(st.integers(0, 99), unique=True, max_size=8), max_size=3))
-def test_a_hash_table_numbers_rows_as_they_come(choose: Choose, batches: list[list[int]]) -> None:
-    """64 places for at most 24 rows: collisions and all."""
-    keys, values, numbers, count = np.full(64, -1), np.zeros(64, np.int32), dict[int, int](), 0
-    for batch in batches:
-        places = np.full(len(batch), -9)
-        count = choose(watched.enter_rows)(ints(*batch), keys, values, count, places)
-        assert places.tolist() == [numbers.setdefault(row, len(numbers)) for row in batch]
-    assert count == len(numbers)
-    places = np.empty(100, np.int64)
-    choose(watched.lookup_entries)(np.arange(100), keys, values, places)
-    assert places.tolist() == [numbers.get(row, -1) for row in range(100)]
-
-
-@both
 @settings(max_examples=60, deadline=None)
 @given(
     answers=st.lists(st.integers(0, 4), min_size=6, max_size=6),
