@@ -16,7 +16,7 @@ ROOT = Path(adaptive.__file__).parent.parent
 # A room, or a module at the top, may import itself and what is in the lines above it; those of one line do not know
 # each other.
 LAYERS = [
-    ["errors", "counters"],
+    ["errors", "counters", "arrays"],
     ["config", "system", "kernels"],
     ["storage", "batch"],
     ["data", "optim", "policy"],

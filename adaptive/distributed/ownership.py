@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int64s
 from adaptive.config import TableConfig
 from adaptive.kernels.planning.keys import hash_keys
 
-Int64s = NDArray[np.int64]
 GOLDEN, MIX1, MIX2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 OF_KEYS = np.uint64(0xD6E8FEB86659FD93)  # owners of keys are independent of their places in the owner's index
 

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.arrays import Int64s
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.distributed.ownership import owners_of_keys, owners_of_rows
@@ -30,7 +31,6 @@ from adaptive.embeddings.planning.plan import Pooling
 from adaptive.errors import RanksError
 from adaptive.kernels.scratch import ScratchPool
 
-Int64s = NDArray[np.int64]
 WIDE: Final = 1 << 32  # rows that 4 bytes can number
 BEFORE_ALL: Final = -np.inf  # the timestamp of a rank without samples
 FACTS: Final = 6  # columns of a header before the rows of each table

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int64s
 from adaptive.config import TableConfig
 from adaptive.distributed.ownership import Share, owners_of_keys, owners_of_rows
 from adaptive.distributed.peers import Peers
@@ -26,7 +27,6 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.storage.arrays import Blocks, Stored, whole
 
-Int64s = NDArray[np.int64]
 Shard = Mapping[str, NDArray[Any] | Stored]
 SEEN: Final = ("accesses", "last_access", "update_norm")
 WATCHED: Final = "watched."

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adaptive.arrays import Rows
 from adaptive.batch import Batch
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.planning.parts import GroupPart
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
-from adaptive.embeddings.tiers.device import Rows, Send
+from adaptive.embeddings.tiers.device import Send
 from adaptive.embeddings.tiers.device_plan import DevicePlan
 
 

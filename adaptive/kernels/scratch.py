@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Floats
+
 LINE_BYTES: Final = 64
 LINE: Final = LINE_BYTES // 4  # float32 values
 APART: Final = 2 * LINE  # processors fetch lines in pairs
-
-Floats = NDArray[np.float32]
 
 
 def empty_rows(num_rows: int, width: int, dtype: Any = np.float32) -> NDArray[Any]:

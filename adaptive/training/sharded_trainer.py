@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adaptive.arrays import Floats
 from adaptive.batch import Batch
 from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.errors import RanksError
-from adaptive.training.trainer import Floats, Passed, Trainer
+from adaptive.training.trainer import Passed, Trainer
 
 
 class ShardedTrainer(Trainer):

@@ -30,9 +30,9 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from adaptive.arrays import Floats
 from adaptive.batch import Batch
 from adaptive.distributed.sharded_embedding_bag import Embeddings
 from adaptive.embeddings.planned_batch import Planned
@@ -45,7 +45,6 @@ from adaptive.training.telemetry.recorder import Recorder
 # Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
 # square root of the second moment (1), Adagrad a root and a numerator (2), and 1 for the rounding of the allocator.
 UPDATE_ROOM: Final = 4
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

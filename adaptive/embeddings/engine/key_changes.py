@@ -9,14 +9,12 @@ row is watched. So no number depends on the look-ahead.
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from adaptive.arrays import Int64s
 from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch
 from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.errors import AdaptiveError
-
-Int64s = NDArray[np.int64]
 
 
 def give_rows(

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int64s, Rows
 from adaptive.batch import Batch
 from adaptive.counters import Counter, Stopwatch
 from adaptive.embeddings.planning.key_tables import GroupKeys, KeyChanges
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups
-from adaptive.embeddings.planning.plan import GroupPlan, Int64s, Moves, no_rows
+from adaptive.embeddings.planning.plan import GroupPlan, Moves, no_rows
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.skipping import Skipper
-from adaptive.embeddings.tiers.device import DeviceTier, Rows, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, WatchedValues
 from adaptive.embeddings.tiers.device_plan import DevicePlan
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.planning.lookups import Distinct
 
-Floats = NDArray[np.float32]
 NORMS = "update_norm"  # name of the records that are saved only if they are kept
 
 

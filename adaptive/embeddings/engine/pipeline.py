@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numba import get_num_threads
-from numpy.typing import NDArray
 
+from adaptive.arrays import Floats, Int64s, Rows
 from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
@@ -29,7 +28,7 @@ from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import Arrival
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
-from adaptive.embeddings.tiers.device import Rows, Send
+from adaptive.embeddings.tiers.device import Send
 from adaptive.embeddings.tiers.device_plan import DevicePlan
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError, InputError
@@ -164,7 +163,7 @@ class Pipeline:
         self.notifier = AccessNotifier(planners, policy_caller, [lane.keys for lane in self.lanes])
         self.feedback = FeedbackQueue(planners, policy_caller, skip)
         self._late_fetches = LateFetches([lane.device for lane in self.lanes], self.stopwatch)
-        self.evicted_between_batches: deque[tuple[int, NDArray[np.int64]]] = deque()
+        self.evicted_between_batches: deque[tuple[int, Int64s]] = deque()
         self.peak_slots = [0] * len(self.lanes)
         self.convert_read: Callable[[Rows], Rows] | None = None
 
@@ -423,9 +422,7 @@ class Pipeline:
         for lane in self.lanes:
             lane.device.finish_host_writes()
 
-    def values(
-        self, lane: Lane, rows: NDArray[np.int64], *, with_waiting: bool = True
-    ) -> tuple[Rows, NDArray[np.float32]]:
+    def values(self, lane: Lane, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Floats]:
         """Finish all moves, then return `Lane.values`. The caller holds the lock."""
         self.finish_copies()
         return lane.values(rows, with_waiting=with_waiting)

@@ -10,11 +10,8 @@ batches and policy alone, so equal runs rebalance equally, regardless of the tim
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from adaptive.arrays import Int64s
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch
-from adaptive.embeddings.planning.plan import Int64s
 from adaptive.embeddings.planning.planner import largest_table
 from adaptive.embeddings.planning.sizing import Need, shared_by_need
 from adaptive.errors import DeviceMemoryError
@@ -22,7 +19,7 @@ from adaptive.errors import DeviceMemoryError
 logger = logging.getLogger("adaptive.embeddings.engine")
 
 
-def _resize_group(pipeline: Pipeline, number: int, num_slots: int, victims: Int64s) -> NDArray[np.int64]:
+def _resize_group(pipeline: Pipeline, number: int, num_slots: int, victims: Int64s) -> Int64s:
     """Change a group's number of slots; return its evicted rows (tables,). Under the lock, with no batch in flight."""
     lane = pipeline.lanes[number]
     pipeline.notifier.leave(number, lane.rows_in(victims))

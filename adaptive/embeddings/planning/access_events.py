@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Bools, Int64s
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.key_tables import GroupKeys
 from adaptive.embeddings.planning.layout import Group
@@ -18,8 +19,6 @@ from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.kernels.planning.keys import hash_keys
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import Follows
-
-Int64s = NDArray[np.int64]
 
 MOST_BUCKETS: Final = 1 << 22  # for the keys of a table: a rule's values of so many are scattered over 32 MiB
 
@@ -84,13 +83,13 @@ class RowView:
         assert of_group is not None
         return of_group.rows_of(keys, table_ends)
 
-    def resident(self, rows: Int64s) -> NDArray[np.bool_]:
+    def resident(self, rows: Int64s) -> Bools:
         return self._gather(rows, np.bool_, lambda planner, rows: planner.tracker.codes[rows] > 0)
 
     def accesses(self, rows: Int64s) -> Int64s:
         return self._gather(rows, np.int64, lambda planner, rows: planner.tracker.accesses[rows])
 
-    def saturated(self, rows: Int64s) -> NDArray[np.bool_]:
+    def saturated(self, rows: Int64s) -> Bools:
         return self._gather(rows, np.bool_, _saturated)
 
     def _gather(self, rows: Int64s, dtype: Any, of: Callable[[Planner, Int64s], NDArray[Any]]) -> NDArray[Any]:
@@ -123,7 +122,7 @@ class HashedView(RowView):
         return hashes.view(np.int64)
 
 
-def _saturated(planner: Planner, rows: Int64s) -> NDArray[np.bool_]:
+def _saturated(planner: Planner, rows: Int64s) -> Bools:
     if planner.skipper is None:
         return np.zeros(len(rows), np.bool_)
     entries = planner.skipper.hot.entries_of(rows)

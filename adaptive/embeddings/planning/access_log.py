@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Bools, Int64s
 from adaptive.kernels.planning import access_log, belady
-
-Int64s = NDArray[np.int64]
 
 WAYS = 4
 
@@ -30,7 +29,7 @@ class AccessLog:
         """Enter the lookups of rows (n,), in order; repeated rows count each time."""
         access_log.log_rows(np.ascontiguousarray(rows), self._sets)
 
-    def holds(self, rows: Int64s) -> NDArray[np.bool_]:
+    def holds(self, rows: Int64s) -> Bools:
         """(n,) True for rows in the log."""
         held = np.empty(len(rows), np.bool_)
         access_log.find_rows(np.ascontiguousarray(rows), self._sets, held)

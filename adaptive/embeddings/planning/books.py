@@ -20,16 +20,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Bools, Floats, Int32s, Int64s, UInt64s
 from adaptive.embeddings.planning.layout import table_index
 from adaptive.kernels.planning import books
 from adaptive.kernels.planning.books import Entered, SlotColumns, Taken
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool, allocate
-
-Int64s = NDArray[np.int64]
-Int32s = NDArray[np.int32]
-UInt64s = NDArray[np.uint64]
-Bools = NDArray[np.bool_]
 
 RECORD = np.dtype(
     [
@@ -61,9 +57,9 @@ PAGE_MAP = "/proc/self/pagemap"  # of Linux: 8 bytes per page; the two highest b
 class Records(NamedTuple):
     """Copies of the records of rows (n,)."""
 
-    accesses: NDArray[np.int64]
-    last_access: NDArray[np.int64]  # latest batch, or -1
-    slots: NDArray[np.int64]  # slot, or -1
+    accesses: Int64s
+    last_access: Int64s  # latest batch, or -1
+    slots: Int64s  # slot, or -1
 
 
 class Tracker:
@@ -78,10 +74,10 @@ class Tracker:
         self.threads = 1
         self._pages, self._has_page_map = zero_pages(num_rows, RECORD)
         self.records = self._pages.reshape(-1)[:num_rows]
-        self.codes: NDArray[np.int32] = self.records["code"]
+        self.codes: Int32s = self.records["code"]
         self.accesses: NDArray[np.uint32] = self.records["accesses"]
         self.columns = self.codes, self.accesses  # for kernels
-        self.update_norm: NDArray[np.float32] | None = None
+        self.update_norm: Floats | None = None
         # Bins of half a power of two from 2**-24 to 2**8; values outside count in the first or last bin.
         self.bin_edges = np.exp2(np.linspace(-24, 8, NUM_BINS + 1)).astype(np.float32)
         self.bin_counts = np.zeros(NUM_BINS, np.int64)
@@ -145,7 +141,7 @@ class Tracker:
             rows.append(pages[page] * PAGE_RECORDS + place)
         return np.concatenate(rows)
 
-    def _used_pages(self) -> Iterator[NDArray[np.int64]]:
+    def _used_pages(self) -> Iterator[Int64s]:
         """Pages that may hold non-zero records, ascending, `PAGES_AT_ONCE` at a time."""
         for first in range(0, len(self._pages), 16 * PAGES_AT_ONCE):
             pages = np.arange(first, min(first + 16 * PAGES_AT_ONCE, len(self._pages)))
@@ -154,7 +150,7 @@ class Tracker:
             for start in range(0, len(pages), PAGES_AT_ONCE):
                 yield pages[start : start + PAGES_AT_ONCE]
 
-    def add_norms(self, rows: Int64s, norms: NDArray[np.float32]) -> None:
+    def add_norms(self, rows: Int64s, norms: Floats) -> None:
         """Add the update norms (n,) of distinct rows (n,) after a trained batch."""
         bins = self.bin_edges, self._bin_guesses, self.bin_counts
         if self.update_norm is None:
@@ -172,7 +168,7 @@ class Tracker:
         return self.records.nbytes + (0 if self.update_norm is None else self.update_norm.nbytes)
 
 
-def _has_values(codes: NDArray[np.int32]) -> Bools:
+def _has_values(codes: Int32s) -> Bools:
     """Return which rows with these codes have stored values, on the device or on the host."""
     has_values: Bools = (codes > 0) | (codes & 1 != 0)
     return has_values
@@ -184,7 +180,7 @@ def books_bytes(num_rows: int, num_slots: int, *, keeps_norms: bool, by_accesses
     return num_rows * (RECORD.itemsize + keeps_norms * NORM_BYTES) + num_slots * slot_bytes
 
 
-def bin_guesses(edges: NDArray[np.float32]) -> NDArray[np.int32]:
+def bin_guesses(edges: Floats) -> Int32s:
     """(1024,) bin of the smallest float32 with these 10 highest bits."""
     smallest = (np.arange(1024, dtype=np.uint32) << np.uint32(22)).view(np.float32)
     smallest[512:] = 0  # norms are not negative
@@ -207,7 +203,7 @@ def zero_pages(num_rows: int, dtype: Any) -> tuple[NDArray[Any], bool]:
     return np.frombuffer(pages, dtype).reshape(shape), os.path.exists(PAGE_MAP)
 
 
-def _are_touched(pages: NDArray[Any], number: int) -> NDArray[np.bool_]:
+def _are_touched(pages: NDArray[Any], number: int) -> Bools:
     """(number,) True for those of an array's first pages that are in memory or swapped out.
 
     Reading an untouched page causes a page fault, so scanning 10^9 records would take seconds.
@@ -218,7 +214,7 @@ def _are_touched(pages: NDArray[Any], number: int) -> NDArray[np.bool_]:
             entries = os.pread(file.fileno(), 8 * number, 8 * entry)
     except OSError:  # a hardened system may refuse it; then every page is read
         entries = b""
-    touched: NDArray[np.bool_] = np.frombuffer(entries, np.uint64) >> np.uint64(62) != 0
+    touched: Bools = np.frombuffer(entries, np.uint64) >> np.uint64(62) != 0
     return touched if len(touched) == number else np.ones(number, np.bool_)
 
 
@@ -528,7 +524,7 @@ class SlotTable:
         """Note that a batch will change its distinct rows `updated`, some of which are in slots."""
         books.mark_dirty(updated, locations, self.columns.flags)
 
-    def mark_stored(self, slots: NDArray[np.int64]) -> None:
+    def mark_stored(self, slots: Int64s) -> None:
         """Note that the host has other values than the initial ones for the rows in `slots`."""
         self.flags[slots] |= books.CHANGED
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int32s, Int64s, UInt64s
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
@@ -32,8 +33,7 @@ from adaptive.kernels.planning import keys as kernels
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool, allocate
 
-Int64s = NDArray[np.int64]
-LastAccess = Callable[[Int64s], NDArray[np.int32]]  # rows (n,) -> latest batch + 1 that looked up each; 0: none
+LastAccess = Callable[[Int64s], Int32s]  # rows (n,) -> latest batch + 1 that looked up each; 0: none
 
 LINES: Final = kernels.LINES  # of the sketch, with a cell for two rows of the table: 1.5 bytes a row
 LEAST_CELLS: Final = 1 << 17  # of a line
@@ -191,7 +191,7 @@ class KeyTable:
         books.num_live[self._number] -= len(rows)
         return rows
 
-    def hashes(self, keys: Int64s) -> NDArray[np.uint64]:
+    def hashes(self, keys: Int64s) -> UInt64s:
         """(n,) hashes of keys (n,)."""
         hashes = np.empty(len(keys), np.uint64)
         kernels.hash_keys(keys, self._secret, hashes)
@@ -256,7 +256,7 @@ class KeyBooks:
         cells, cell_starts: sketches, see `kernels.planning.keys.count_keys`.
     """
 
-    def __init__(self, tables: Sequence[TableConfig], starts: Int64s, secrets: NDArray[np.uint64]) -> None:
+    def __init__(self, tables: Sequence[TableConfig], starts: Int64s, secrets: UInt64s) -> None:
         self.tables, self.starts, self.secrets = tuple(tables), starts, secrets
         if starts[-1] > MOST_ROWS:
             raise ConfigError(
@@ -275,7 +275,7 @@ class KeyBooks:
         self.num_used += self.starts[:-1] + 1
         self.cells = np.zeros(self.cell_starts[-1], np.uint8)
 
-    def insert(self, hashes: NDArray[np.uint64], rows: Int64s) -> None:
+    def insert(self, hashes: UInt64s, rows: Int64s) -> None:
         """Enter rows (n,) with hashes (n,), which are counted as live, into the index."""
         num_live = int(self.num_live.sum())
         if num_live * LOAD[1] > len(self.places) * LOAD[0]:
@@ -393,7 +393,7 @@ class GroupKeys:
         kernels.find_keys(keys, *of_tables, hashes, books.places, books.row_keys, rows, absent)
         return rows
 
-    def _find(self, distinct: Distinct) -> tuple[Int64s, Int64s, NDArray[np.uint64]]:
+    def _find(self, distinct: Distinct) -> tuple[Int64s, Int64s, UInt64s]:
         """(U,) row of each key, the first one of its table without one; (n,) positions of these; (U,) hashes."""
         books, size = self.books, len(distinct.rows)
         rows, absent, hashes = allocate(self._searched, (np.int64, size), (np.int64, size), (np.uint64, size))
@@ -480,7 +480,7 @@ class GroupKeys:
         facts = len(self.books.places), latest_use, is_complete, failure
         return rows, KeyChanges(freed, with_key, tally, *facts)
 
-    def _count(self, distinct: Distinct, absent: Int64s, hashes: NDArray[np.uint64]) -> Int64s:
+    def _count(self, distinct: Distinct, absent: Int64s, hashes: UInt64s) -> Int64s:
         """Count lookups of keys without a row; returns those of `absent` that reach `admit`."""
         books, admitted = self.books, np.empty(len(absent), np.int64)
         keys, cells = (hashes, absent, distinct.counts, distinct.table_ends), (books.cells, books.cell_starts)
@@ -506,9 +506,7 @@ class GroupKeys:
                 evicted.append(table.make_room(int(shortages[number]), spared, last_access))
         return np.concatenate(evicted)
 
-    def _take(
-        self, distinct: Distinct, admitted: Int64s, hashes: NDArray[np.uint64], rows: Int64s
-    ) -> tuple[Int64s, Int64s]:
+    def _take(self, distinct: Distinct, admitted: Int64s, hashes: UInt64s, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Give admitted keys rows; returns those that got one, and (T,) the number of those that did not."""
         books, refused = self.books, np.zeros(len(self.tables), np.int64)
         keys = distinct.rows, hashes, admitted, distinct.table_ends

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Floats, Int32s, Int64s
 from adaptive.batch import NO_SAMPLES, Batch, as_batch
 from adaptive.config import TierConfig
 from adaptive.embeddings.planning.layout import Group
@@ -24,11 +25,10 @@ from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import LINE, ScratchPool, allocate
 from adaptive.system import FEW_CORES, usable_cores
 
-Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32
 # Of a batch that threads divide. Smaller ones are as fast, and compiling the loops takes 2 s of a first command.
 SHARED_LOOKUPS: Final = 1 << 16
-Features = tuple[Int64s, Int64s, NDArray[np.int32]]  # see `kernels.planning.lookups.distinct_rows`
+Features = tuple[Int64s, Int64s, Int32s]  # see `kernels.planning.lookups.distinct_rows`
 
 
 def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
@@ -171,13 +171,13 @@ class Bags:
     """The bags of a batch in one group: lookups -> vectors."""
 
     num_vectors: int
-    vectors: NDArray[np.int32]  # (bags,)
+    vectors: Int32s  # (bags,)
     starts: Int64s  # (bags + 1,)
-    tables: NDArray[np.int32]  # (bags,) table of the group
-    scales: NDArray[np.float32]  # (N,), or empty: all 1
+    tables: Int32s  # (bags,) table of the group
+    scales: Floats  # (N,), or empty: all 1
     num_samples: int = 0  # > 0: `vectors` are those of `Pooling.num_samples`
 
-    def pooling(self, inverse: NDArray[np.int32], locations: Int64s) -> Pooling:
+    def pooling(self, inverse: Int32s, locations: Int64s) -> Pooling:
         """Describe the forward pass with the distinct rows at `locations` (U,)."""
         bags = self.num_vectors, self.vectors, self.starts, self.tables
         return Pooling(*bags, inverse, locations, self.scales, self.num_samples)
@@ -199,9 +199,7 @@ def _allocate_grouped(memory: ScratchPool, num_rows: int, num_lookups: int, bags
     return allocate(memory, (np.int64, num_rows + 1), *of_lookups)
 
 
-def _lookups(
-    distinct: Distinct, bags: "Bags", segments: Int64s, vectors: NDArray[np.int32], origins: Int64s
-) -> "Lookups":
+def _lookups(distinct: Distinct, bags: "Bags", segments: Int64s, vectors: Int32s, origins: Int64s) -> "Lookups":
     return Lookups(distinct, bags, segments, vectors, bags.scales[origins] if len(bags.scales) else bags.scales)
 
 
@@ -212,8 +210,8 @@ class Lookups:
     distinct: Distinct
     bags: Bags
     segments: Int64s  # (U + 1,) start of each distinct row's lookups in `vectors` and `scales`
-    vectors: NDArray[np.int32]  # (N,) vector whose gradient each lookup gets; empty: on the device
-    scales: NDArray[np.float32]  # (N,), or empty: all 1, or on the device
+    vectors: Int32s  # (N,) vector whose gradient each lookup gets; empty: on the device
+    scales: Floats  # (N,), or empty: all 1, or on the device
     on_device: OnDevice | None = None  # the arrays that a device keeps
 
 
@@ -362,7 +360,7 @@ def lay_out_bags(group: Group, batch: Batch) -> Bags:
     return Bags(num_vectors, vectors, starts, tables, scales)
 
 
-def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]:
+def _scales(group: Group, batch: Batch, num_lookups: int) -> Floats:
     """(N,) weights of the group's lookups, ones to overwrite for means, or empty: all 1."""
     if batch.weights is not None:
         parts = [batch.weights[batch.feature_span(feature.position)] for feature in group.features]

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Bools, Floats, Int32s, Int64s
 from adaptive.kernels.planning import lookups
-
-Int64s = NDArray[np.int64]
-Int32s = NDArray[np.int32]
 
 
 def no_rows() -> Int64s:
@@ -35,12 +33,12 @@ class Pooling:
     """The forward pass: rows -> vectors. Lookup p reads row_locations[inverse[p]]."""
 
     num_vectors: int
-    bag_vectors: NDArray[np.int32]  # (B,)
+    bag_vectors: Int32s  # (B,)
     bag_starts: Int64s  # (B + 1,)
-    bag_tables: NDArray[np.int32]  # (B,) table of the group
-    inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
+    bag_tables: Int32s  # (B,) table of the group
+    inverse: Int32s  # (N,) lookup -> distinct row; empty: on the device
     row_locations: Int64s  # (U,)
-    scales: NDArray[np.float32]  # (N,), or empty: all 1
+    scales: Floats  # (N,), or empty: all 1
     num_samples: int = 0  # > 0: bag b fills vector b % num_samples * (V // num_samples) + b // num_samples, V = B
 
     @property
@@ -50,8 +48,8 @@ class Pooling:
 
 
 def take_segments(
-    chosen: Int64s | Int32s, starts: Int64s, places: Int32s, scales: NDArray[np.float32]
-) -> tuple[Int64s, Int32s, NDArray[np.float32]]:
+    chosen: Int64s | Int32s, starts: Int64s, places: Int32s, scales: Floats
+) -> tuple[Int64s, Int32s, Floats]:
     """Return the lookups of the rows or bags `chosen` (n,) alone, ascending: starts (n + 1,), places and scales.
 
     starts (U + 1,): of the lookups of each in `places` (N,), and in `scales` (N,) or empty.
@@ -69,8 +67,8 @@ class RowUpdates:
     rows: Int64s  # (U,) group rows
     locations: Int64s  # (U,)
     segments: Int64s  # (U + 1,) start of each row's lookups in `vectors` and `scales`
-    vectors: NDArray[np.int32]  # (G,); empty: on the device
-    scales: NDArray[np.float32]  # (G,), or empty: all 1, or on the device
+    vectors: Int32s  # (G,); empty: on the device
+    scales: Floats  # (G,), or empty: all 1, or on the device
 
     def take(self, chosen: Int64s | Int32s) -> "RowUpdates":
         """Return the update of the rows `chosen` (n,) alone, ascending; itself if these are all rows."""
@@ -88,7 +86,7 @@ class Moves:
     back_rows: Int64s = field(default_factory=no_rows)
     fetch_slots: Int64s = field(default_factory=no_rows)
     fetch_rows: Int64s = field(default_factory=no_rows)
-    fetch_initial: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    fetch_initial: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     fresh_rows: Int64s = field(default_factory=no_rows)  # used on the host, where they get their initial values
     late_slots: Int64s = field(default_factory=no_rows)  # of rows that batches in flight still update on the host,
     late_rows: Int64s = field(default_factory=no_rows)  # fetched once the batch before this one is trained
@@ -166,5 +164,5 @@ class Feedback:
     """Measurements of one group's rows after a trained batch, for the planning thread."""
 
     rows: Int64s  # (U,) rows that were updated, the last k of them with a sum of gradients
-    norms: NDArray[np.float32]  # (1 or 2, U) L2 norm of each update and, if rows are watched, of the row before it
+    norms: Floats  # (1 or 2, U) L2 norm of each update and, if rows are watched, of the row before it
     due_visits: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))  # (k,) gradients in each sum

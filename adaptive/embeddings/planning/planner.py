@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int64s
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.books import NO_ENTRIES, SlotTable, Tracker, lowest
@@ -30,8 +31,6 @@ from adaptive.kernels.planning import books
 from adaptive.kernels.planning.books import Entered
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool, allocate
-
-Int64s = NDArray[np.int64]
 
 # Idle rows to consider per missing slot. Considering all of them costs as much as the rest of planning and, on the
 # built-in stream at 10%, gains less than one hit in a thousand.

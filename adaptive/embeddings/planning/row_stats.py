@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int64s
 from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
@@ -14,7 +15,6 @@ from adaptive.kernels.planning import books
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import NEVER, RowStats
 
-Int64s = NDArray[np.int64]
 UNWATCHED: Final[dict[str, np.generic]] = {
     "update_size": np.float32(np.nan),
     "saturated": np.bool_(False),

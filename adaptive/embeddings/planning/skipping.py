@@ -14,11 +14,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int32s, Int64s
 from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import Tracker
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.plan import Deferred, Feedback, Int32s, Int64s, WatchedCounts, no_rows
+from adaptive.embeddings.planning.plan import Deferred, Feedback, WatchedCounts, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import watched

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Moves, Pooling, RowUpdates
-from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
+from adaptive.arrays import Bools, Floats, Int64s, Rows, UInt64s
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates
+from adaptive.embeddings.tiers.device import DeviceTier, Later, Send, WatchedValues
 from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.rows.cpu import decay, pool, update
@@ -84,7 +85,7 @@ class CpuRows:
         number: int,
         sums: Floats,
         squares: Floats,
-        pending: NDArray[np.bool_],
+        pending: Bools,
     ) -> Floats:
         """`update`, or add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that are due.
 
@@ -108,7 +109,7 @@ class CpuRows:
         squares: Floats,
         weights: Rows,
         state: Rows,
-        keys: NDArray[np.uint64] = NO_KEYS,
+        keys: UInt64s = NO_KEYS,
     ) -> Floats:
         """Update rows of `weights` and `state`, each from the sum and squares of its entry.
 
@@ -124,7 +125,7 @@ class CpuRows:
         )
         return norms
 
-    def _decay(self, locations: Int64s, keys: NDArray[np.uint64]) -> None:
+    def _decay(self, locations: Int64s, keys: UInt64s) -> None:
         """Apply weight decay to rows that are about to be updated, in slots and on the host."""
         if self._decay_factor != 1:
             for flip, weights in ((0, self.weights), (-1, self._host.weights)):

@@ -10,18 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.arrays import Floats, Int64s, Rows
 from adaptive.embeddings.planning.lookups import Searcher
 from adaptive.embeddings.planning.plan import GroupPlan, Moves, Pooling
 from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling
 from adaptive.optim import RowOptimizer
 
-Int64s = NDArray[np.int64]
-Floats = NDArray[np.float32]
-Rows = NDArray[Any]  # float32, or uint16 that holds bfloat16
 Send = Callable[[NDArray[Any]], Tensor]
 Later = Callable[[], Floats]  # call it once for numbers that may still be in flight: it waits for them
 

@@ -10,7 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Int64s, Pooling, RowUpdates
+from adaptive.arrays import Int64s
+from adaptive.embeddings.planning.plan import Pooling, RowUpdates
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Int64s, Rows, UInt64s
 from adaptive.embeddings.planning.books import NO_RESERVE, shares
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import GroupPlan, Moves
@@ -20,10 +21,6 @@ from adaptive.kernels.rows.cpu import initial, move, rounding, steps
 from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
-
-Int64s = NDArray[np.int64]
-Floats = NDArray[np.float32]
-Rows = NDArray[Any]  # float32, or uint16 that holds bfloat16 (`kernels.vector.bfloat16`)
 
 
 @dataclass
@@ -106,7 +103,7 @@ class HostTier(ABC):
     def expect(self, plan: GroupPlan) -> None:
         """Announce that a batch will soon update rows in place, for tiers that can prefetch them."""
 
-    def rounding_keys(self, rows: Int64s, number: int) -> NDArray[np.uint64]:
+    def rounding_keys(self, rows: Int64s, number: int) -> UInt64s:
         """Return the keys (n,) that round rows (n,) in batch `number`; empty: to nearest, or nothing to round."""
         if not self.rounds_by_key:
             return NO_KEYS

@@ -17,9 +17,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from adaptive.arrays import Floats, Int64s, Rows
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import GroupPlan
-from adaptive.embeddings.tiers.host import Floats, HostTier, Int64s, Rows
+from adaptive.embeddings.tiers.host import HostTier
 from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels import file_records as records
 from adaptive.kernels.rows.cpu import move

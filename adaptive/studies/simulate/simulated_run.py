@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig, TrainConfig
@@ -34,8 +33,6 @@ from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, arranges
 from adaptive.system import StopRequest
 from adaptive.training.components import total_steps
-
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

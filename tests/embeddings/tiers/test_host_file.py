@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.helpers import LFU, LFUOnHost, Scattered, ScatteredOnHost, bags, one_table, random_batches, step_all, train
 
+from adaptive.arrays import Floats, Int64s
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers import host_file
-from adaptive.embeddings.tiers.host import Floats, HostTier, Int64s, MemoryHost
+from adaptive.embeddings.tiers.host import HostTier, MemoryHost
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import AdaptiveError, ConfigError, StorageError
 from adaptive.kernels import file_records as records

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.arrays import Bools, Int64s, Rows
 from adaptive.embeddings.engine.lane import NORMS, Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.saved_arrays import (
@@ -32,7 +33,6 @@ from adaptive.embeddings.engine.saving.saved_keys import check_keys, load_keys, 
 from adaptive.embeddings.engine.saving.watched import by_entry, check_watched, load_watched, save_watched
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes
-from adaptive.embeddings.tiers.device import Rows
 from adaptive.kernels.rows.cpu import initial
 from adaptive.storage.arrays import Blocks, Stored, whole
 
@@ -40,8 +40,6 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 
 Arrays = dict[str, NDArray[Any]]
 GroupArrays = dict[str, Any]  # of one group: arrays; values and state may be `Stored`
-Floats = NDArray[np.float32]
-Int64s = NDArray[np.int64]
 BLOCK_BYTES: Final = 8 << 20  # of values and state that are in memory at once
 
 
@@ -140,7 +138,7 @@ def load_rows(
         )
 
 
-def _has_changed(lane: Lane, part: GroupArrays) -> NDArray[np.bool_]:
+def _has_changed(lane: Lane, part: GroupArrays) -> Bools:
     """Return which saved rows (n,) differ from their initial values in the saved tables.
 
     The others were saved because they were on the device or in flight, which depends on placement and look-ahead.

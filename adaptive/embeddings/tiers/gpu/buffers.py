@@ -20,7 +20,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import Int64s
+from adaptive.arrays import Int64s
 from adaptive.embeddings.tiers.mover import Event, Mover, Shape, Stream
 from adaptive.kernels.vector.bfloat16 import BFLOAT16
 

@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.embeddings.planning.plan import GroupPlan, Int64s, Moves, Pooling, RowUpdates
+from adaptive.arrays import Floats, Int64s, Rows
+from adaptive.embeddings.planning.plan import GroupPlan, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.cpu_device import CpuRows
-from adaptive.embeddings.tiers.device import DeviceTier, Floats, Later, Rows, Send, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, Later, Send, WatchedValues
 from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling, DeviceSums, DeviceUpdates
 from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES, TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
 from adaptive.embeddings.tiers.gpu.link import ArrivingArray, ComputeLink

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.arrays import Int32s, Int64s
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import (
@@ -33,7 +34,7 @@ from adaptive.embeddings.planning.lookups import (
     feature_lookups,
     lay_out_bags,
 )
-from adaptive.embeddings.planning.plan import Int64s, OnDevice
+from adaptive.embeddings.planning.plan import OnDevice
 from adaptive.embeddings.tiers.device_plan import DeviceBags
 from adaptive.embeddings.tiers.gpu.buffers import TORCH_DTYPES, Bytes, DeviceBlock, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.mover import Event, Mover
@@ -256,6 +257,6 @@ class DeviceSearch(Search):
         return Distinct(rows[:num_rows].astype(np.int64), counts[:num_rows].copy(), nowhere, table_ends.copy())
 
 
-def implied_left_out(num_samples: int, vectors: NDArray[np.int32], starts: Int64s) -> tuple[NDArray[np.int32], Int64s]:
+def implied_left_out(num_samples: int, vectors: Int32s, starts: Int64s) -> tuple[Int32s, Int64s]:
     """Return vectors and starts of bags to send, each empty if a bag's number implies them."""
     return vectors[: 0 if num_samples else None], starts[: 0 if kernels.one_each(starts, 0, int(starts[-1])) else None]

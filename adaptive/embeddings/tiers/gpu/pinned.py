@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from adaptive.arrays import Floats
 from adaptive.embeddings.tiers.host import advise
 from adaptive.system import available_bytes, usable_cores
 
-Floats = NDArray[np.float32]
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
 # Pinned in one call. Drivers refuse long stretches that they can pin in pieces: from 2 GiB on (Linux 6.11) or 512 GiB
 # (r580). Only kernels use this memory, and they see one address space; a copy could not cross from piece to piece.

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.arrays import Bools, Int32s, Int64s
 from adaptive.counters import Counter
 from adaptive.embeddings.planning.plan import (
     Deferred,
     GroupPlan,
-    Int64s,
     Moves,
     OnDevice,
     Pooling,
@@ -171,7 +171,7 @@ def bag_arrays(pooling: Pooling, row_locations: Int64s) -> tuple[NDArray[Any], .
     return row_locations, pooling.inverse, vectors, starts, pooling.scales
 
 
-def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
+def _take_bags(pooling: Pooling, which: Bools) -> Pooling:
     if which.all():
         return pooling
     chosen = np.flatnonzero(which)
@@ -256,7 +256,7 @@ def _send_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -
     return lambda sent: DeviceSums(Segments(*segments(sent)), due(sent), due_entries(sent)[0])
 
 
-def _crossing(locations: Int64s, used: NDArray[np.bool_] | None = None) -> tuple[Int64s, Int64s]:
+def _crossing(locations: Int64s, used: Bools | None = None) -> tuple[Int64s, Int64s]:
     """Return locations in which the i-th host row is ~i, and the host rows.
 
     used: which locations count, default all.
@@ -269,5 +269,5 @@ def _crossing(locations: Int64s, used: NDArray[np.bool_] | None = None) -> tuple
     return numbered, ~locations[on_host]
 
 
-def _count(vectors: NDArray[np.int32]) -> NDArray[np.int32]:
+def _count(vectors: Int32s) -> Int32s:
     return np.arange(len(vectors), dtype=np.int32)
