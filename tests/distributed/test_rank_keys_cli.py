@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.rank_pool import SMALL_RUN, RankPool
 
 from adaptive.training.runs.loading import load_run
@@ -22,6 +23,7 @@ def trained(pool: RankPool, size: int, out: Path, *words: str) -> dict[str, Any]
     return summary
 
 
+@pytest.mark.nightly
 def test_two_processes_train_with_keys_and_a_rule_for_inputs(pool: RankPool, tmp_path: Path) -> None:
     """On day 0, then from there on day 1; one process loads the keys of both."""
     first, second = tmp_path / "0", tmp_path / "1"

@@ -14,16 +14,25 @@ def run(pool: RankPool, size: int, out: Path, job: str, *arguments: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("size", "optimizers"), [(1, "sgd adagrad rowwise adam ftrl"), (2, "adam ftrl"), (3, "adagrad"), (4, "rowwise")]
+    ("size", "optimizers"),
+    [
+        pytest.param(1, "sgd adagrad rowwise adam ftrl", marks=pytest.mark.nightly),
+        (2, "adam"),
+        pytest.param(2, "ftrl", marks=pytest.mark.nightly),
+        pytest.param(3, "adagrad", marks=pytest.mark.nightly),
+        pytest.param(4, "rowwise", marks=pytest.mark.nightly),
+    ],
 )
 def test_ranks_agree_with_one_process(pool: RankPool, tmp_path: Path, size: int, optimizers: str) -> None:
     run(pool, size, tmp_path, "agree", optimizers)
 
 
+@pytest.mark.nightly
 def test_a_number_of_ranks_repeats_bit_for_bit(pool: RankPool, tmp_path: Path) -> None:
     run(pool, 3, tmp_path, "repeat+own_samples+keys+rules+out_of_step+large")
 
 
+@pytest.mark.nightly
 def test_any_number_of_ranks_loads_what_any_number_saved(pool: RankPool, tmp_path: Path) -> None:
     for saved, loaded in ((3, (3, 2, 1)), (1, (1, 2)), (2, (3,))):
         out = tmp_path / str(saved)
