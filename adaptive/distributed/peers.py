@@ -288,13 +288,14 @@ class Peers:
             raise
 
     def failure(self) -> AdaptiveError | None:
-        """Return the error that another rank has reported, if any."""
+        """Return the error that a rank has noted, if any."""
         key = f"{self._prefix}/failed"
         note = self._ask_store(lambda store: store.get(key).decode() if store.check([key]) else "", "")
         if not note:
             return None
         rank, code, text = json.loads(note)
-        return None if rank == self.rank else _error_class(code)(f"{self.names[rank]}: {text}")
+        # Its own, too: the others may have left before its training thread sees the look-ahead thread's error.
+        return _error_class(code)(text if rank == self.rank else f"{self.names[rank]}: {text}")
 
     def explain(self, what: str, trouble: str) -> AdaptiveError:
         """Return the error for an exchange that failed: that of another rank, or one that names the silent ranks."""
