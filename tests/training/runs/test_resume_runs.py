@@ -128,12 +128,12 @@ def test_interrupted_runs_at_length(config: TrainConfig, stops: list[tuple[How, 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_stop_in_the_middle_is_an_end_of_the_look_ahead(tmp_path: Path, policy: str, depth: int) -> None:
     """Batches in flight are still trained. The run then equals one that saves at the same batch."""
-    with small_world() as patch:
+    with small_world(1280) as patch:
         config = config_of(policy, depth=depth)
         with interrupted(patch, "stop", 7):
             run(tmp_path / "cut", config)
         place = load_checkpoint(tmp_path / "cut/weights").meta["progress"]["place"]["total"]
-        assert 3 < place < 20  # in batches, some of which hotline passes forward in two parts
+        assert 3 < place < 40  # in batches, some of which hotline passes forward in two parts
         resume_run(tmp_path / "cut")
         patch.setattr(Loop, "_until_save", lambda loop: place - loop.place.total if loop.place.total <= place else None)
         run(tmp_path / "whole", config)
@@ -180,10 +180,13 @@ def test_a_model_that_draws_random_numbers_draws_the_same(tmp_path: Path) -> Non
     assert not np.array_equal(numbers(tmp_path / "plain")["dense bottom.0.weight"], expected["dense bottom.0.weight"])
 
 
-@pytest.mark.parametrize("policy", ["lru", "scratchpipe", "defer"])
+@pytest.mark.parametrize("policy", ["lru", "scratchpipe"])
 @pytest.mark.parametrize("at", [3, 20])
 def test_a_stop_counts_no_batch_and_makes_no_evaluation_twice(tmp_path: Path, policy: str, at: int) -> None:
-    """Within a stretch, where others are planned; behind the last batch of an epoch, where an evaluation is due."""
+    """Within a stretch, where others are planned; behind the last batch of an epoch, where an evaluation is due.
+
+    By policies without feedback, which is taken in earlier where a look-ahead ends.
+    """
     config = config_of(policy, save_every=6, eval_every=5, epochs=2, depth=2)
     with small_world() as patch:
         run(tmp_path / "whole", config)
