@@ -258,7 +258,7 @@ class Synthetic(Dataset):
     def fingerprint(self) -> dict[str, object]:
         settings = self.config.model_dump(mode="json")
         if len(self._changing):
-            settings["mapping"] = f"{type(self._map).__name__.lower()} {self._map.num_embeddings}"
+            settings["mapping"] = {"ids": f"{type(self._map).__name__.lower()} {self._map.num_embeddings}"}
         return {"source": "synthetic", "generator": GENERATOR, **settings}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:

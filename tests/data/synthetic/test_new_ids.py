@@ -10,7 +10,7 @@ from support.builders import assert_same_batches
 from adaptive.batch import concatenate
 from adaptive.config import KeyRules
 from adaptive.data.data_options import DataOptions, SyntheticConfig
-from adaptive.data.dataset import Dataset
+from adaptive.data.dataset import Dataset, mapping_of
 from adaptive.data.kernels.synthetic import live_id
 from adaptive.data.open import open_dataset
 from adaptive.data.synthetic.synthetic_stream import Synthetic
@@ -94,6 +94,7 @@ def test_fingerprints_differ_only_by_what_changes_samples() -> None:
     assert all(fingerprints.count(one) == 1 for one in fingerprints)
     assert stream(keys={**KEYS, "admit": 7}).fingerprint() == fingerprints[0]
     assert fingerprints[0]["rows"] == 100_000
+    assert [mapping_of(one) for one in fingerprints[:3:2]] == [{"ids": "keyed 70000"}, {"ids": "hashed 101"}]
 
 
 @pytest.mark.parametrize(
