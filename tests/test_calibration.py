@@ -99,7 +99,7 @@ def test_bad_samples_are_refused(text: str) -> None:
 
 
 def test_policies_that_arrange_know_how_long_an_epoch_is() -> None:
-    def told(policy: Policy, data: Counted, **changed: Any) -> int | None:
+    def told(policy: Hotline | FAE, data: Counted, **changed: Any) -> int | None:
         prepare([policy], config(**changed), data)
         return policy.epoch_batches
 
@@ -108,4 +108,4 @@ def test_policies_that_arrange_know_how_long_an_epoch_is() -> None:
     assert told(Hotline(), Counted(), steps=5000) == 200
     assert told(Hotline(), Counted(known=False)) is None
     assert told(FAE(), Counted(known=False)) == 200, "it has been read for the calibration"
-    assert told(LRU(), Counted()) is None
+    prepare([LRU()], config(), Counted())  # a policy that does not arrange is told nothing
