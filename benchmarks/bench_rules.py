@@ -72,7 +72,7 @@ class Way:
         self._trainer = Trainer(self._made.embeddings, self._made.model, self._made.optimizer, recorder=recorder)
         self._stream = data.train(settings.batch)
         self.train(settings.warm_up)
-        self._before = inputs_of(self._made.embeddings.policy)
+        self._before = inputs_of(self._made.embeddings.policy.rule)
 
     def train(self, count: int) -> tuple[float, float]:
         """Train what is kept of `count` batches; return seconds and processor seconds."""
@@ -86,7 +86,7 @@ class Way:
     @property
     def skipped(self) -> float:
         """Share of the samples dropped since the warm-up."""
-        seen, dropped = inputs_of(self._made.embeddings.policy)
+        seen, dropped = inputs_of(self._made.embeddings.policy.rule)
         return (dropped - self._before[1]) / max(seen - self._before[0], 1)
 
     def close(self) -> None:
