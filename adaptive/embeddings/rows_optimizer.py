@@ -10,6 +10,7 @@ of rows are multiplied by the result before they are used. So `unscale_` and `st
 a number from the device. Without a scaler, none of this is computed.
 """
 
+import functools
 import inspect
 import math
 import weakref
@@ -23,6 +24,7 @@ from adaptive.embeddings.batch_steps import BatchSteps
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.errors import ConfigError
+from adaptive.system import Uninterrupted
 
 Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
 
@@ -34,8 +36,18 @@ def without_compiler(kind: Kind) -> Kind:
     """
     for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad", "step"):
         method = inspect.unwrap(getattr(kind, name))
-        setattr(kind, name, torch.no_grad()(method) if name == "step" else method)
+        setattr(kind, name, _without_gradients(method) if name == "step" else method)
     return kind
+
+
+def _without_gradients(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def step(*given: Any, **named: Any) -> Any:
+        # Ctrl-C while torch switches would leave gradients off, and the next backward of a notebook without any.
+        with Uninterrupted(), torch.no_grad():
+            return method(*given, **named)
+
+    return step
 
 
 class _StandIn(torch.Tensor):
@@ -106,7 +118,6 @@ class RowsOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         return
 
-    @torch.no_grad()
     def step(self, closure: Any = None, *, grad_scale: float = 1.0) -> None:  # type: ignore[override]
         """Update the rows of the current batch; see `TieredEmbeddingBag.step`."""
         if closure is not None:

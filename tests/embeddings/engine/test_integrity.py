@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from adaptive import SGD, Batch, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.embeddings.engine.integrity import TableLock
@@ -177,3 +178,24 @@ def test_a_change_of_another_thread_is_no_error() -> None:
     lock._changes[thread.ident or 0] = "it changes"  # left behind by an exception in `Change` itself
     with pytest.raises(AdaptiveError, match=REFUSED):
         lock.refuse_broken()
+
+
+def test_ctrl_c_while_rows_step_leaves_gradients_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes as torch has just switched gradients off."""
+    bag, enter, calls = make_bag(), torch.no_grad.__enter__, list[int]()
+
+    def interrupted(self: torch.no_grad) -> None:
+        enter(self)
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    def stepped() -> None:
+        for planned in bag.look_ahead(batches(1), depth=0):
+            bag(planned)["a"].sum().backward()
+            monkeypatch.setattr(torch.no_grad, "__enter__", interrupted)
+            bag.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        stepped()
+    assert calls and torch.is_grad_enabled()
