@@ -152,12 +152,14 @@ def run(way: str, seed: int, num_train: int) -> tuple[float, float, float]:
 
 def main(quick: bool) -> None:
     seeds, num_train = (1, 20_000) if quick else (5, 500_000)
-    found = {
-        way: np.array([run(way, seed, num_train) for seed in range(100, 100 + seeds)]).mean(axis=0) for way in WAYS
-    }
-    for way, (auc, seconds, left_out) in found.items():
-        more, ratio = auc - found["FAE"][0], found["FAE"][1] / seconds
-        print(f"{way:<9} {left_out:6.1%} left out  AUC {auc:.4f} ({more:+.4f})  {ratio:.2f} times as fast as FAE")
+    run("FAE", 0, 20_000)  # compiles
+    # In turns, so that what else the machine does hits all ways alike: (seeds, ways, 3)
+    found = np.array([[run(way, seed, num_train) for way in WAYS] for seed in range(100, 100 + seeds)])
+    for number, (auc, _, left_out) in enumerate(found.mean(axis=0)):
+        more, ratio = auc - found[:, 0, 0].mean(), np.median(found[:, 0, 1] / found[:, number, 1])
+        print(
+            f"{WAYS[number]:<9} {left_out:6.1%} left out  AUC {auc:.4f} ({more:+.4f})  {ratio:.2f} times as fast as FAE"
+        )
     print("The paper says: 1.2 times as fast as FAE, at its AUC.")
 
 
