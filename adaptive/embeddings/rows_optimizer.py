@@ -41,11 +41,13 @@ def without_compiler(kind: Kind) -> Kind:
 
 
 def _without_gradients(method: Callable[..., Any]) -> Callable[..., Any]:
+    inside = torch.no_grad()(method)
+
     @functools.wraps(method)
     def step(*given: Any, **named: Any) -> Any:
         # Ctrl-C while torch switches would leave gradients off, and the next backward of a notebook without any.
-        with Uninterrupted(), torch.no_grad():
-            return method(*given, **named)
+        with Uninterrupted():
+            return inside(*given, **named)
 
     return step
 
