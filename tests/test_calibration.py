@@ -108,4 +108,4 @@ def test_policies_that_arrange_know_how_long_an_epoch_is() -> None:
     assert told(Hotline(), Counted(), steps=5000) == 200
     assert told(Hotline(), Counted(known=False)) is None
     assert told(FAE(), Counted(known=False)) == 200, "it has been read for the calibration"
-    prepare([LRU()], config(), Counted())  # a policy that does not arrange is told nothing
+    prepare([LRU()], config(), Counted())  # a policy that does not arrange learns no length

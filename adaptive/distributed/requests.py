@@ -135,10 +135,10 @@ class Requester:
         Raises:
             InputError: for an id that a table does not have.
         """
-        found = [self._find(place, batch) for place in range(len(self._groups))] if batch.num_samples else []
-        empty = np.zeros((self._peers.size, len(self._order)), np.int64)
-        counts = np.concatenate([of_group[1] for of_group in found], axis=1) if found else empty
-        return Prepared(batch, [of_group[0] for of_group in found], counts, [of_group[2] for of_group in found])
+        if not batch.num_samples:
+            return Prepared(batch, [], np.zeros((self._peers.size, len(self._order)), np.int64), [])
+        requested, counts, numbers = zip(*(self._find(n, batch) for n in range(len(self._groups))), strict=True)
+        return Prepared(batch, [*requested], np.concatenate(counts, axis=1), [*numbers])
 
     def exchange(self, prepared: Prepared, number: int) -> Exchanged | None:
         """Exchange the requests of a batch; None if some rank has no more batches.
@@ -209,11 +209,9 @@ class Requester:
         else:
             owners, numbers = owners_of_rows(distinct.rows - group.table_starts[tables], group.table_keys[tables], size)
         order = np.argsort(owners.astype(np.uint16), kind="stable")  # radix sort: a third of the time
-        places = np.empty(len(order), np.int64)
-        places[order] = np.arange(len(order))
         counts = np.bincount(owners * num_tables + tables, minlength=size * num_tables).reshape(size, num_tables)
         return (
-            Requested(lookups, places, counts.sum(axis=1).tolist()),
+            Requested(lookups, _inverse(order), counts.sum(axis=1).tolist()),
             counts,
             numbers[order].astype(self._dtypes[place]),
         )
@@ -257,13 +255,18 @@ def _serve(group: Group, numbers: NDArray[Any], counts: Int64s, ids: dict[str, I
     num_ranks, num_tables = counts.shape
     tables = np.repeat(np.tile(np.arange(num_tables, dtype=np.uint16), num_ranks), counts.reshape(-1))
     by_table = np.argsort(tables, kind="stable")
-    by_rank = np.empty(len(by_table), np.int64)
-    by_rank[by_table] = np.arange(len(by_table))
     of_tables = counts.sum(axis=0)
     names = tuple(table.name for table in group.tables)
     spans = np.split(numbers[by_table].astype(np.int64), np.cumsum(of_tables)[:-1])
     ids.update(zip(names, spans, strict=True))
-    return Served(counts.sum(axis=1).tolist(), by_table, by_rank, names, of_tables.tolist())
+    return Served(counts.sum(axis=1).tolist(), by_table, _inverse(by_table), names, of_tables.tolist())
+
+
+def _inverse(order: Int64s) -> Int64s:
+    """Return the positions (n,) at which an order (n,) has 0, 1, ..."""
+    positions = np.empty(len(order), np.int64)
+    positions[order] = np.arange(len(order))
+    return positions
 
 
 def to_owner_order(served: Served, values: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch, in_order
-from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
+from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.distributed.ownership import Share, owned_tables
 from adaptive.distributed.peers import Peers
 from adaptive.distributed.requests import Exchanged, Requested, Requester, Status, to_owner_order, to_rank_order
@@ -40,15 +40,14 @@ from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.pooled_vectors import PooledVectors
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
-from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import DEFAULT_OPTIMIZER, TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.optim import RowOptimizer, row_optimizer
+from adaptive.optim import RowOptimizer
 from adaptive.plugins import make_policy, parse_policy, with_rule
 from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats, SkipRule
 
 logger = logging.getLogger("adaptive.distributed")
 
-DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())
 ROOM: Final = 5, 4  # of rows in flight and of watched rows: owners do not get even shares
 
 
@@ -469,12 +468,6 @@ class ShardedEmbeddingBag(PooledVectors):
                 f"{'none' if saved is None else 'rank {} of {}'.format(*saved.tolist())}. Load the state_dict() that "
                 "this rank saved; rows.load_shards() loads the rows of another number of ranks."
             )
-
-    def __enter__(self) -> "ShardedEmbeddingBag":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 Embeddings = TieredEmbeddingBag | ShardedEmbeddingBag

@@ -215,7 +215,7 @@ def _tables_of(rows: Int64s, starts: Int64s) -> Int64s:
 def _maps_of_keys(
     parts: Sequence[Shard], group: Group, starts: Int64s, rank: int, size: int
 ) -> tuple[list[Int64s], Int64s]:
-    """Number the rows of keys anew, shard by shard; row 0 of each table is that of the first shard.
+    """Number the rows of keys again, shard by shard; row 0 of each table is that of the first shard.
 
     Returns for each shard the new number of each row, or -1; and (T,) the first unused row of each table.
     """

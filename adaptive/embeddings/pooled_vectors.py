@@ -5,7 +5,7 @@ Letters: B samples, F features, D width.
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,16 @@ class PooledVectors(nn.Module):
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
         """Return the pooled vectors (V, D) of one group, with a gradient."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Release files; see the subclasses."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:

@@ -353,12 +353,6 @@ class TieredEmbeddingBag(PooledVectors):
             "two tiers that threads use: load its state_dict() into a new one."
         )
 
-    def __enter__(self) -> "TieredEmbeddingBag":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 class _Pool(torch.autograd.Function):
     """Pooling that keeps its gradient for `step()`, where torch would make a sparse tensor."""

@@ -122,16 +122,15 @@ def _compare(
         raise refuse(getattr(error, "number", 0), str(error)) from None
     differs = [_differs(dense[:, n], torch.from_numpy(batch.dense[:, n])) for n in range(len(model.facts.dense))]
     for feature, (rows, starts), expected in zip(model.facts.features, bags, vectors, strict=True):
-        found = model.tables[feature.table](rows, starts)
-        differs.append(_differs(found, expected).any(dim=1))
+        differs.append(_differs(model.tables[feature.table](rows, starts), expected).any(dim=1))
     for sample in torch.stack(differs, dim=1).any(dim=1).nonzero()[:1].flatten().tolist():
         column = next(n for n, of_column in enumerate(differs) if of_column[sample])
         value = samples[sample][columns[column].name]
         raise refuse(sample, f"{columns[column].name}: expected the input of the run, got another one from {value!r}")
-    found = torch.sigmoid(model(dense, bags).double()).numpy()
-    difference = np.abs(found - scores)
+    got = torch.sigmoid(model(dense, bags).double()).numpy()
+    difference = np.abs(got - scores)
     for sample in np.flatnonzero(~(difference <= CLOSE))[:1].tolist():
-        raise refuse(sample, f"expected the score {scores[sample]:.6g}, got {found[sample]:.6g} from the same inputs")
+        raise refuse(sample, f"expected the score {scores[sample]:.6g}, got {got[sample]:.6g} from the same inputs")
     return float(difference.max(initial=0.0))
 
 

@@ -199,7 +199,7 @@ class PolicyCaller:
             size = size or batch.num_samples
             if rule.rest:
                 rule.rest -= 1
-                self._count_inputs(rule, np.ones(batch.num_samples))
+                _count_inputs(rule, batch, np.ones(batch.num_samples))
                 yield from self._rest_of(refill, has_dropped=has_dropped)
                 yield batch
                 continue
@@ -207,19 +207,11 @@ class PolicyCaller:
             chosen = weights > 0
             kept = weights[chosen]
             has_dropped |= len(kept) < len(weights)
-            self._count_inputs(rule, weights)
+            _count_inputs(rule, batch, kept)
             refill.size = max(1, round(size * rule.batch_share))
             # Without weights of its own, a batch keeps the loss that it has without a rule, bit for bit.
             yield from refill.add(batch if (kept == 1).all() else weighted(batch, weights), chosen)
         yield from self._rest_of(refill, has_dropped=has_dropped)
-
-    @staticmethod
-    def _count_inputs(rule: InputRule, weights: NDArray[np.float64]) -> None:
-        kept = weights[weights > 0]
-        rule.seen_inputs += len(weights)
-        rule.dropped_inputs += len(weights) - len(kept)
-        total, squares = rule.weight_sums
-        rule.weight_sums = total + float(kept.sum()), squares + float(kept @ kept)
 
     @staticmethod
     def _rest_of(refill: Refill, *, has_dropped: bool) -> Iterator[Batch]:
@@ -380,3 +372,11 @@ class _Source(Iterator[Batch]):
             raise
         self.num_samples += batch.num_samples
         return batch
+
+
+def _count_inputs(rule: InputRule, batch: Batch, kept: NDArray[np.float64]) -> None:
+    """Count a batch and the weights of its kept samples (n,) in the rule."""
+    rule.seen_inputs += batch.num_samples
+    rule.dropped_inputs += batch.num_samples - len(kept)
+    total, squares = rule.weight_sums
+    rule.weight_sums = total + float(kept.sum()), squares + float(kept @ kept)

@@ -277,14 +277,10 @@ class RunTotals:
             if not is_counted:
                 self.uncounted_ms[stage] = self.uncounted_ms.get(stage, 0.0) + mean * steps
         if is_counted:
-            skips = read > samples or any(counts.skipped_updates for counts in record.tables.values())
-            # A rule that works without skipping anything is slower than none: no speed to compare with.
-            if skips or record.policy.get(RESTS, 1):
-                total_read, total_seconds = self.skipping_speed if skips else self.plain_speed
-                speed = total_read + read, total_seconds + seconds
-                self.plain_speed, self.skipping_speed = (
-                    (self.plain_speed, speed) if skips else (speed, self.skipping_speed)
-                )
+            if read > samples or any(counts.skipped_updates for counts in record.tables.values()):
+                self.skipping_speed = self.skipping_speed[0] + read, self.skipping_speed[1] + seconds
+            elif record.policy.get(RESTS, 1):  # a rule that works and skips nothing is slower than none
+                self.plain_speed = self.plain_speed[0] + read, self.plain_speed[1] + seconds
         else:
             counted = self.uncounted or (0, 0.0, 0.0, 0)
             self.uncounted = (counted[0] + read, counted[1] + seconds, counted[2] + cpu_seconds, counted[3] + steps)

@@ -244,6 +244,6 @@ def test_a_rule_that_rests_is_the_control():
     assert "speed       3,000 samples/s since skipping began, 1,000 before: 3.0 times as fast\n" in text
 
 
-def test_a_rule_that_would_skip_too_little_is_told():
+def test_a_rule_that_would_skip_too_little_says_so():
     text = short(interval(10), interval(20, policy={"rule.rest": 5.0, "rule.skippable_share": 0.125}))
     assert "no samples were left out: 12.5% could be, which costs more than it saves\n" in text
