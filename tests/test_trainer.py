@@ -54,7 +54,7 @@ def test_a_run_is_written_down(tmp_path: Path) -> None:
         "metrics.jsonl", "run.json", "tensorboard", "weights",
     ]  # fmt: skip
     assert stream.getvalue().startswith("policy lru: prefetches missed rows; skips no updates\n")
-    assert "step 20/20" in stream.getvalue() and "evaluation after step 20" in stream.getvalue()
+    assert "100% | step 20 | " in stream.getvalue() and "evaluation after step 20" in stream.getvalue()
 
 
 @pytest.mark.usefixtures("data")

@@ -123,6 +123,14 @@ def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
     return min(steps, config.steps or sys.maxsize)
 
 
+def total_samples(config: TrainConfig, dataset: Dataset) -> int | None:
+    """Return the samples that all epochs read, up to `config.steps`; None if the data must be read to know them."""
+    samples = dataset.num_train_samples()
+    if samples is None:
+        return None if config.steps is None else config.steps * config.batch_size
+    return min(config.epochs * samples, (config.steps or sys.maxsize) * config.batch_size)
+
+
 def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:
     if samples is None:
         return None

@@ -39,7 +39,7 @@ def test_result_for_people(cli: Cli) -> None:
     assert result.code == 0, result.err
     assert result.out.startswith("lru: 2,000 samples read in ") and "policy lru: 2 steps" not in result.out
     assert "\nfirst\nmore: adaptive-train run ... --verbose" in result.out
-    assert "step 2/2" in result.err
+    assert "100% | step 2 | " in result.err
 
 
 @pytest.mark.nightly

@@ -23,7 +23,7 @@ from adaptive.policy import InputRule, SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RunDirectory, newest_first
 from adaptive.system import StopRequest, stop_request
-from adaptive.training.components import Components, set_rates, total_steps
+from adaptive.training.components import Components, set_rates, total_samples
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.quality import StreamingLogLoss
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, path_of_first
@@ -172,7 +172,7 @@ class Run:
         self._where = directory.path if self._peers is None else path_of_first(directory.path, self._peers)
         self._seen_before = dataset.out_of_range(), dataset.truncated()
         self._reached: Evaluation | None = None  # the evaluation that ended training
-        self._total = total_steps(config, dataset)
+        self._total_samples = total_samples(config, dataset)
         self._table_rows = {table.name: table.num_embeddings for table in components.tables}
         self.recorder = Recorder(components.embeddings, log_every=config.log_every)
         if left:
@@ -343,7 +343,7 @@ class Run:
             else:
                 sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
         if self._stream is not None:
-            sinks.append(Progress(self._stream, self._total, self.recorder.totals))
+            sinks.append(Progress(self._stream, self._total_samples, self.recorder.totals))
         return sinks
 
 

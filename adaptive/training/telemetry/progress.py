@@ -63,21 +63,22 @@ class Progress:
     them on a terminal too, `NO_COLOR` a line without colors.
     """
 
-    def __init__(self, stream: TextIO, total_steps: int | None = None, totals: RunTotals | None = None) -> None:
+    def __init__(self, stream: TextIO, total_samples: int | None = None, totals: RunTotals | None = None) -> None:
         """
         Args:
             stream: where to write.
-            total_steps: of the whole run; None: not known, so no remaining time is shown.
+            total_samples: that the whole run reads; None: not known, so no remaining time is shown. Steps would
+                mislead: a rule that leaves samples out trains the same data in fewer of them.
             totals: of the run, which the recorder adds to before it writes a record.
         """
         self._now: Callable[[], float] = time.monotonic  # tests set their own
         self._next_line = -math.inf
         self._stream = _LenientStream(stream)
-        self._total_steps = total_steps
+        self._total_samples = total_samples
         self._totals = totals or RunTotals()
         self._bar: _Bar | None = None
         if stream.isatty() and os.environ.get("TERM") != "dumb":
-            self._bar = _Bar(self._stream, total_steps)
+            self._bar = _Bar(self._stream, total_samples)
 
     def write(self, record: Record) -> None:
         """Show a record."""
@@ -95,12 +96,12 @@ class Progress:
 
     def _interval(self, record: IntervalRecord) -> None:
         text = self._interval_text(record)
+        read, total = self._totals.read, self._total_samples
         if self._bar is not None:
-            self._bar.show(record.step, text)
-        elif (now := self._now()) >= self._next_line or record.step == self._total_steps:
+            self._bar.show(read, text)
+        elif (now := self._now()) >= self._next_line or (total is not None and read >= total):
             self._next_line = now + EVERY
-            total = "" if self._total_steps is None else f"/{self._total_steps}"
-            self._line(f"step {record.step}{total} | {text}")
+            self._line(text if total is None else f"{min(read / total, 1):4.0%} | {text}")
 
     def _line(self, text: str) -> None:
         if self._bar is None:
@@ -111,16 +112,16 @@ class Progress:
     def _interval_text(self, record: IntervalRecord) -> str:
         counts = sum_tables(list(record.tables.values()))
         return (
-            f"{count_text(record.samples_per_s)} samples/s | loss {score_text(record.loss)} | "
+            f"step {record.step} | {count_text(record.samples_per_s)} samples/s | loss {score_text(record.loss)} | "
             f"hit rate {percent_text(record.hit_rate)} | skipped {percent_text(counts.skipped_update_share)} | "
-            f"{duration_text(self._remaining(record.step))} left"
+            f"{duration_text(self._remaining())} left"
         )
 
-    def _remaining(self, step: int) -> float | None:
+    def _remaining(self) -> float | None:
         """Seconds left at the mean speed so far."""
-        if self._total_steps is None or not self._totals.steps:
+        if self._total_samples is None or not self._totals.read:
             return None
-        return max(self._total_steps - step, 0) * self._totals.seconds / self._totals.steps
+        return max(self._total_samples - self._totals.read, 0) * self._totals.seconds / self._totals.read
 
 
 class _LenientStream(io.TextIOBase):
@@ -151,7 +152,7 @@ class _LenientStream(io.TextIOBase):
 class _Bar:
     """A progress bar at the bottom of a terminal, drawn by the calling thread."""
 
-    def __init__(self, stream: _LenientStream, total_steps: int | None) -> None:
+    def __init__(self, stream: _LenientStream, total: int | None) -> None:
         import rich.console  # 50 ms that only a terminal pays for
         import rich.progress
         import rich.table
@@ -159,18 +160,18 @@ class _Bar:
         self._console = rich.console.Console(file=cast(TextIO, stream))
         self._progress = rich.progress.Progress(
             rich.progress.BarColumn(bar_width=12),
-            rich.progress.MofNCompleteColumn(),
+            rich.progress.TaskProgressColumn(),
             rich.progress.TextColumn(
                 "{task.fields[text]}", markup=False, table_column=rich.table.Column(no_wrap=False)
             ),
             console=self._console,
             auto_refresh=False,
         )
-        self._task = self._progress.add_task("", total=total_steps, text="")
+        self._task = self._progress.add_task("", total=total, text="")
 
-    def show(self, step: int, text: str) -> None:
+    def show(self, read: int, text: str) -> None:
         self._progress.start()
-        self._progress.update(self._task, completed=step, text=text, refresh=True)
+        self._progress.update(self._task, completed=read, text=text, refresh=True)
 
     def print(self, text: str) -> None:
         self._progress.start()

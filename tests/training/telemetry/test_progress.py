@@ -29,7 +29,7 @@ def interval(step: int, **changes) -> IntervalRecord:
 class Run:
     """What the recorder does: it adds an interval to the totals before it writes it."""
 
-    def __init__(self, stream, total=1000, **so_far):
+    def __init__(self, stream, total=1000 * 2048, **so_far):
         self.totals = RunTotals(**so_far)
         self.progress = Progress(stream, total, self.totals)
         self.close = self.progress.close
@@ -68,21 +68,22 @@ def test_plain_lines_without_a_terminal():
     progress.write(interval(1000))
     progress.close()
     assert stream.getvalue() == (
-        "step 20/1000 | 20,480 samples/s | loss 0.4521 | hit rate 91.2% | skipped 20.0% | 0:01:38 left\n"
-        "step 30/1000 | 20,480 samples/s | loss 0.4521 | hit rate - | skipped - | 0:01:37 left\n"
+        "  2% | step 20 | 20,480 samples/s | loss 0.4521 | hit rate 91.2% | skipped 20.0% | 0:01:38 left\n"
+        "  3% | step 30 | 20,480 samples/s | loss 0.4521 | hit rate - | skipped - | 0:01:37 left\n"
         "evaluation after step 30: AUC 0.7124, log loss 0.4000, accuracy 78.86%, 4,096 samples\n"
-        "step 1000/1000 | 20,480 samples/s | loss 0.4521 | hit rate 91.2% | skipped 20.0% | 0:00:00 left\n"
+        "100% | step 1000 | 20,480 samples/s | loss 0.4521 | hit rate 91.2% | skipped 20.0% | 0:00:00 left\n"
     )
 
 
 @pytest.mark.parametrize(
     ("total", "start", "record", "shown"),
     [
-        (1000, HALF, interval(520), ["step 520/1000", "0:00:48 left\n"]),
+        (1000 * 2048, HALF, interval(520), [" 52% | step 520 | ", "0:00:48 left\n"]),
         (None, {}, interval(20), ["step 20 | ", "| - left\n"]),
-        (1000, {}, interval(20, samples_per_s=float("nan")), ["- samples/s"]),
+        (1000 * 2048, {}, interval(20, samples_per_s=float("nan")), ["- samples/s"]),
+        (1000 * 2048, {}, interval(20, samples_read=200 * 2048), [" 20% | step 20 | ", "0:01:20 left\n"]),
     ],
-    ids=["continued", "no known end", "no known speed"],
+    ids=["continued", "no known end", "no known speed", "left out"],
 )
 def test_lines_of_other_runs(total, start, record, shown):
     stream = io.StringIO()
@@ -99,7 +100,7 @@ def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
     progress.close()
     text = terminal.getvalue()
     assert "20,480 samples/s | loss 0.4521 | hit rate 91.2% | skipped" in text
-    assert "20/1000" in re.sub(r"\x1b\[[0-9;]*m| ", "", text)
+    assert "2%step20" in re.sub(r"\x1b\[[0-9;]*m| ", "", text)
     assert "evaluation after step 30: AUC 0.7124, log loss 0.4000, accuracy 78.86%, 4,096 samples" in text
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", text)  # colors
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
@@ -113,7 +114,7 @@ def test_a_terminal_without_colors(terminal, monkeypatch, name, value):
     progress.close()
     assert "20,480 samples/s" in terminal.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*m", terminal.getvalue())
-    assert name == "NO_COLOR" or (terminal.getvalue().startswith("step 20/1000") and "\x1b" not in terminal.getvalue())
+    assert name == "NO_COLOR" or (terminal.getvalue().startswith("  2% | step 20") and "\x1b" not in terminal.getvalue())
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
@@ -140,7 +141,7 @@ def test_a_stream_that_fails_stops_nothing(terminal, kind, error):
 
 
 def test_closing_before_anything_was_shown(terminal):
-    Progress(terminal, 1000).close()
+    Progress(terminal, 2048000).close()
     assert terminal.getvalue() == ""
 
 
