@@ -4,6 +4,7 @@ With `cpu-torch` the device tier runs the GPU's code on the CPU; clocks are the 
 the tests walk through all of `benchmarks.gpu` on a machine without a GPU.
 """
 
+import math
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from benchmarks import harness
 
 TierDevice = Literal["cuda", "cpu-torch"]
 NO_GPU = "torch finds no CUDA device here: nothing was checked and nothing was timed"
-LINK = ("Memcpy HtoD", "Memcpy DtoH")  # names of copies between host and device, as the profiler has them
+LINK = ("Memcpy HtoD", "Memcpy DtoH", "copy_kernel")  # names of copies between host and device, in a profile
 CACHE_BYTES = 64 << 20  # more than the caches of a GPU hold
-SLEEP_CYCLES = 2_000_000  # about a millisecond, longer than any launch
+SLEEP_CYCLES = 2_000_000  # about a millisecond
+MOST_SLEEP_CYCLES = 64 * SLEEP_CYCLES
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")  # calls in which the host waits
 
 
@@ -30,7 +32,7 @@ class Work:
     """Work on the device, as a profiler saw it."""
 
     kernels: int  # kernels, copies and fills
-    device_ms: float  # without copies over the link, which run at the same time
+    busy_ms: float  # in which the device did any of them but copies over the link
     host_waits: int  # calls in which a host thread waited for the device
     link_ms: float
 
@@ -64,25 +66,41 @@ class Accelerator:
     def times_ms(self, work: Callable[[], object], *, rounds: int, warm_up: int = 2) -> list[float]:
         """Return the stream's time for each call of `work`, with its data not in caches.
 
-        The stream is kept busy while the host launches the work: on an empty queue the time of a launch would count.
+        The stream sleeps until the host has launched all of the work: otherwise launches would be timed, not kernels.
         """
-        pairs = []
-        for _ in range(warm_up + rounds):
-            self._fill_queue()
+        pairs: list[tuple[Any, Any]] = []
+        cycles = SLEEP_CYCLES
+        while len(pairs) < warm_up + rounds:
+            self._fill_queue(cycles)
             first = self.mark()
             work()
-            pairs.append((first, self.mark()))
+            last = self.mark()
+            if self.is_gpu and len(pairs) >= warm_up and first.query() and cycles < MOST_SLEEP_CYCLES:
+                cycles *= 2  # the device began before all was launched
+            else:
+                pairs.append((first, last))
         self.synchronize()
         return [self.milliseconds(*pair) for pair in pairs[warm_up:]]
 
-    def _fill_queue(self) -> None:
-        """Give the current stream a millisecond of other work that overwrites the device's caches."""
+    def launch_ms(self, work: Callable[[], object], *, rounds: int) -> list[float]:
+        """Return the host's time to launch `work`, for each call on an idle device."""
+        times = []
+        for _ in range(rounds):
+            self.synchronize()
+            start = time.perf_counter()
+            work()
+            times.append((time.perf_counter() - start) * 1e3)
+        self.synchronize()
+        return times
+
+    def _fill_queue(self, cycles: int) -> None:
+        """Give the current stream other work that overwrites the device's caches and lasts so many cycles."""
         if not self.is_gpu:
             return
         if self._cache is None:
             self._cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=self.device)
         self._cache.zero_()
-        torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
     def pinned(self, *shape: int) -> Tensor:
         """A float32 tensor in host memory that the device reaches by itself."""
@@ -107,11 +125,19 @@ class Accelerator:
         events = seen.events() or []
         on_device = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
         waits = sum(event.name in WAITS for event in events if event.device_type == DeviceType.CPU)
-        total, link = (
-            sum(event.time_range.elapsed_us() for event in some) / 1e3
-            for some in (on_device, [event for event in on_device if event.name.startswith(LINK)])
-        )
-        return Work(len(on_device), total - link, waits, link)
+        spans: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        for event in on_device:
+            spans[event.name.startswith(LINK)].append((event.time_range.start, event.time_range.end))
+        return Work(len(on_device), _covered(spans[False]) / 1e3, waits, _covered(spans[True]) / 1e3)
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Return the length of the union of spans: kernels of several streams run at the same time."""
+    total, until = 0.0, -math.inf
+    for first, last in sorted(spans):
+        total += max(last - max(first, until), 0.0)
+        until = max(until, last)
+    return total
 
 
 def open_accelerator(tier: str) -> Accelerator:

@@ -154,7 +154,10 @@ def _updates(
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Row-wise Adagrad of all rows as in training, and of the rows that are not hot."""
     optimizer, none = RowwiseAdagrad(), torch.empty(0, device=probe.device)
-    state, norms = torch.zeros((len(weights), 1), device=probe.device), torch.empty(len(slots), device=probe.device)
+    state, norms = (
+        torch.zeros((len(weights), 1), device=probe.device),
+        torch.empty((1, len(slots)), device=probe.device),
+    )
     settings, corrections = [float(value) for value in optimizer.settings()], probe.send(optimizer.corrections())
     hot = hot_rows(segments)
     cold = np.setdiff1d(np.arange(len(slots)), hot)
@@ -163,7 +166,7 @@ def _updates(
 
     def work(hot: NDArray[np.int32], *arrays: NDArray[Any]) -> Callable[[], object]:
         sent = [probe.send(array) for array in arrays]
-        arguments = *sent, none, gradients, optimizer.kind, settings, corrections, norms[: len(sent[0])]
+        arguments = *sent, none, gradients, optimizer.kind, settings, corrections, norms[:, : len(sent[0])].contiguous()
         sent_hot = probe.send(hot)
         return lambda: kernels.update(weights, state, *arguments, hot=sent_hot)
 

@@ -1,20 +1,21 @@
 """The whole training step with rows in two tiers, against one tier and other libraries.
 
     python -m benchmarks.gpu.bench_gpu_step [--smoke] [--set gigabytes=10 shares=1,25 seconds=500]
+    python -m benchmarks.gpu.bench_gpu_step --set variants=device,lru:10,lru:10:trainer=1 precisions=tf32 batches=16384
 
 One base case (`dlrm`, 10 GB, width 64, row-wise Adagrad, batch 16384, 10% of the rows on the device, `lru`,
 look-ahead 4), and one dimension varied at a time. `speed` is the time of all rows on the device over the variant's, in
-the same turn. `floor` is the larger of what the device needs (bytes of the embeddings over memory bandwidth, plus the
-dense part alone, measured) and what the link needs (`benchmarks/gpu/floors.py`).
+the same turn; `busy` is how long the GPU does anything but copies over the link, in steps under torch's profiler.
+`floor` is the larger of what the device needs (bytes of the embeddings over memory bandwidth, plus the dense part
+alone, measured) and what the link needs (`benchmarks/gpu/floors.py`).
 """
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
-
-import torch
 
 from adaptive.counters import Counter
 from benchmarks import harness
@@ -25,18 +26,19 @@ from benchmarks.gpu.floors import Rates, measure_rates
 from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.turns import Point, Timing
 from benchmarks.gpu.variants import DEVICE, Spec, Transfer
-from benchmarks.gpu.workloads import ModelName, Workload
+from benchmarks.gpu.workloads import ModelName, Precision, Workload
 from benchmarks.harness import Report, Table
 from benchmarks.variants import Optimizer
 
 HYBRID, TORCH, TORCH_HOST = Spec("hybrid", 0), Spec("torch"), Spec("torch_host", 0)
 Wanted = dict[Workload, dict[Spec, list[Point]]]
 HEADER = (
-    "workload", "batch", "variant", "depth", "step ms", "all on device ms", "speed", "floor ms", "over floor",
-    "hit rate", "rows moved", "forward ms", "dense ms", "update ms", "wait ms", "read ms", "learn ms", "plan ms",
-    "write back ms", "fetch ms", "look-ahead ms",
+    "workload", "batch", "variant", "depth", "step ms", "quartiles", "all on device ms", "its quartiles", "speed",
+    "its quartiles", "busy ms", "step over busy", "floor ms", "over floor", "hit rate", "rows moved", "forward ms",
+    "dense ms", "update ms", "wait ms", "read ms", "learn ms", "plan ms", "of which find", "write back ms", "fetch ms",
+    "look-ahead ms",
 )  # fmt: skip
-LOOK_AHEAD = ("read", "learn", "plan", "write_back", "fetch")  # stages of its thread
+LOOK_AHEAD = ("read", "learn", "plan", "find", "write_back", "fetch")  # stages of its thread; `find` is part of `plan`
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,13 @@ class Settings:
     models: tuple[ModelName, ...] = ("heavy",)
     ways: tuple[Transfer, ...] = ("staged",)  # of rows over the link, besides the usual one
     lookups: int = 1  # 1: long bags, of the models above, with lookups found by the GPU, too
-    bf16: int = 1  # 1: the base case with bf16 MLPs, too
+    precisions: tuple[Precision, ...] = ("float32", "tf32", "bf16")  # the first of the base case, the base in others
     trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer`, too
-    tf32: int = 0  # 1: matrix products of all variants from tensor cores, as with `tf32=true`
+    variants: str = ""  # if given: these only (see `Spec.of`), at all `batches`, `precisions` and `ids`
+    ids: tuple[int, ...] = (1,)  # of a bag, on average
     copy_megabytes: int = 512
-    rounds: int = 5
-    steps: int = 16
+    rounds: int = 9
+    steps: int = 20  # and the interval of records, by `Trainer`
     turn_seconds: float = 0.3
     check_samples: int = 2048
     seconds: float = 520.0
@@ -77,11 +80,11 @@ SETTINGS = {
     "full": Settings(),
     "quick": Settings(
         gigabytes=2.0, policies=("lfu",), depths=(0,), shares=(25,), batches=(2048,), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), bf16=0, trainer=0, rounds=3, seconds=180.0,
+        sizes=(), models=(), ways=(), precisions=("float32",), trainer=0, rounds=3, seconds=180.0,
     ),
     "smoke": Settings(
         gigabytes=0.5, batch=4096, policies=(), depths=(), shares=(), batches=(), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), bf16=0, trainer=0, copy_megabytes=256, rounds=3, seconds=40.0,
+        sizes=(), models=(), ways=(), precisions=("float32",), trainer=0, copy_megabytes=256, rounds=3, seconds=40.0,
     ),
 }  # fmt: skip
 
@@ -89,8 +92,6 @@ SETTINGS = {
 def run(settings: Settings) -> Report:
     until = time.monotonic() + settings.seconds
     accelerator = open_accelerator(settings.device)
-    if settings.tf32:
-        torch.backends.cuda.matmul.allow_tf32 = True
     report = Report()
     rates = measure_rates(accelerator, settings.copy_megabytes)
     table = report.table(f"whole step, {settings.steps} steps a turn at most, {settings.rounds} turns", *HEADER)
@@ -109,7 +110,12 @@ def run(settings: Settings) -> Report:
 
 def plan(settings: Settings) -> Wanted:
     """The base case, and one dimension varied at a time."""
-    base = Workload("dlrm", settings.gigabytes, settings.dim, settings.optimizer)
+    base = Workload("dlrm", settings.gigabytes, settings.dim, settings.optimizer, settings.precisions[0])
+    if settings.variants:
+        specs = [Spec.of(one) for one in settings.variants.split(",")]
+        points = [Point(batch, settings.depth) for batch in settings.batches]
+        grid = itertools.product(settings.precisions, settings.ids)
+        return {replace(base, precision=precision, ids=ids): dict.fromkeys(specs, points) for precision, ids in grid}
     staged, here = _staged(settings), Point(settings.batch, settings.depth)
     wanted: Wanted = defaultdict(lambda: defaultdict(list))
     for spec in (DEVICE, staged, HYBRID):
@@ -119,15 +125,16 @@ def plan(settings: Settings) -> Wanted:
         wanted[base][replace(staged, transfer=way)] = [here]
     if settings.trainer:
         least = Point(min((settings.batch, *settings.batches)), settings.depth)
-        wanted[base][replace(staged, trainer=True)] = list(dict.fromkeys([here, least]))
+        wanted[base][replace(staged, trainer=1)] = list(dict.fromkeys([here, least]))
     for policy in settings.policies:
         wanted[base][Spec(policy, settings.share)] = [here]
     for share in settings.shares:
         wanted[base][Spec(settings.policy, share)] = [here]
     for workload in _other_workloads(base, settings):
         peers = (TORCH, TORCH_HOST) if workload.optimizer != "rowwise_adagrad" else ()
-        by_device = [replace(staged, lookups="device")] if settings.lookups and workload.mean_hot > 1 else []
-        for spec in (DEVICE, staged, HYBRID, *by_device, *peers):
+        by_device = [replace(staged, lookups="device")] if settings.lookups and workload.ids > 1 else []
+        by_trainer = [replace(staged, trainer=1)] if settings.trainer and workload.precision != base.precision else []
+        for spec in (DEVICE, staged, HYBRID, *by_device, *by_trainer, *peers):
             wanted[workload][spec] = [here]
     return wanted
 
@@ -135,10 +142,9 @@ def plan(settings: Settings) -> Wanted:
 def _other_workloads(base: Workload, settings: Settings) -> Iterator[Workload]:
     yield from (replace(base, optimizer=name) for name in settings.optimizers)
     yield from (replace(base, dim=dim) for dim in settings.dims)
-    yield from (replace(base, model=name) for name in settings.models)
+    yield from (replace(base, model=name, ids=10) for name in settings.models)
     yield from (replace(base, gigabytes=size) for size in settings.sizes)
-    if settings.bf16:
-        yield replace(base, bf16=True)
+    yield from (replace(base, precision=precision) for precision in settings.precisions[1:])
 
 
 def _staged(settings: Settings) -> Spec:
@@ -169,11 +175,13 @@ def _add_row(table: Table, workload: Workload, timing: Timing, rates: Rates, den
     floor = traffic.step_ms(rates, dense.ms(point.batch))
     moved = it.per_step(Counter.FETCHED, Counter.WRITTEN_BACK) if it.statistics else None
     hits = None if it.hit_rate is None else f"{it.hit_rate:.1%}"
-    ahead = [it.host_ms(stage) for stage in LOOK_AHEAD]
+    ahead = {stage: it.host_ms(stage) for stage in LOOK_AHEAD}
     table.add(
-        workload.title, point.batch, timing.spec.title, point.depth, it.ms, timing.reference.ms, timing.speed, floor,
-        it.ms / floor, hits, moved, *it.phases.values(), it.host_ms("wait"), *ahead,
-        sum(one or 0.0 for one in ahead) if it.statistics else None,
+        workload.title, point.batch, timing.spec.title, point.depth, it.ms, it.quartiles, timing.reference.ms,
+        timing.reference.quartiles, timing.speed, timing.speeds, it.busy_ms,
+        None if it.busy_ms is None else it.ms / it.busy_ms, floor, it.ms / floor, hits, moved,
+        *(it.phases.get(name) for name in WholeStep.phases), it.host_ms("wait"), *ahead.values(),
+        sum(ms or 0.0 for stage, ms in ahead.items() if stage != "find") if it.statistics else None,
     )  # fmt: skip
 
 
@@ -185,11 +193,9 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
     for spec, timing in at_base.items():
         if spec.is_staged:
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
-            name += "_trainer" if spec.trainer else ""
-            name += "" if spec.transfer == "auto" else f"_{spec.transfer}"
-            name += "_lookups_device" if spec.lookups == "device" else ""
+            name += "".join(f"_{field}_{value}" for field, value in spec.changes.items())
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed
-        elif spec != DEVICE and staged is not None:
+        elif spec.kind != "device" and staged is not None:
             # Each was measured in turns with the reference, not with the other.
             report.ratios[f"gpu_staged_vs_{spec.kind}{suffix}"] = timing.over_reference * staged.speed
 
@@ -200,8 +206,9 @@ def _suffix(settings: Settings, workload: Workload) -> str:
         (f"_{workload.optimizer}", workload.optimizer != settings.optimizer),
         (f"_d{workload.dim}", workload.dim != settings.dim),
         (f"_{workload.model}", workload.model != "dlrm"),
+        (f"_{workload.ids}ids", workload.ids != (10 if workload.model == "heavy" else 1)),
         (f"_{workload.gigabytes:g}gb", workload.gigabytes != SETTINGS["full"].gigabytes),
-        ("_bf16", workload.bf16),
+        (f"_{workload.precision}", workload.precision != "float32"),
     )
     return "".join(text for text, wanted in parts if wanted)
 

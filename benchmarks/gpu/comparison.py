@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator
-from benchmarks.gpu.parts import TrainerStep, WholeStep
-from benchmarks.gpu.turns import Line, Measured, Point, Timing, batches_needed
+from benchmarks.gpu.parts import WholeStep
+from benchmarks.gpu.turns import Line, Measured, Point, Timing, TrainerLine, batches_needed
 from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, open_variant
 from benchmarks.gpu.workloads import Workload, covering_batches
 from benchmarks.harness import Report, check_equal
@@ -142,9 +142,9 @@ class Comparison:
             self.report.notes.append(f"{name}: rows and dense part equal the reference's, but NOT bit for bit.")
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
-        by_trainer = isinstance(embeddings, Tiers) and embeddings.by_trainer
-        part = (TrainerStep if by_trainer else WholeStep)(self.workload, self.accelerator)
-        return Line(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
+        kind = TrainerLine if isinstance(embeddings, Tiers) and embeddings.by_trainer else Line
+        part = WholeStep(self.workload, self.accelerator)
+        return kind(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:
         """Time variants in turns; `reference` has its usual depth."""
@@ -160,13 +160,13 @@ class Comparison:
                 tiers.statistics()
             cases = {name: line.turn for name, line in lines.items()}
             times = harness.take_turns(cases, rounds=effort.rounds, warm_up=effort.warm_up)
+            phases = {name: line.phases for name, line in lines.items()}  # before the profiler slows steps
+            statistics = {name: tiers.statistics() for name, tiers in ours.items()}
+            busy = {name: line.busy_ms() for name, line in lines.items() if name == "it"}
         finally:
             for line in lines.values():
                 line.stop()
-        return {
-            name: Measured(times[name], line.phases, ours[name].statistics() if name in ours else None)
-            for name, line in lines.items()
-        }
+        return {name: Measured(times[name], phases[name], statistics.get(name), busy.get(name)) for name in lines}
 
     def _timed_batches(self, point: Point) -> list[Batch]:
         """Return batches, equal for all variants and different at every point.

@@ -11,24 +11,28 @@ from torch import Tensor
 from torch.nn import functional
 
 from adaptive.batch import Batch
+from adaptive.config import DenseOptimizerConfig
 from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.training.components import dense_optimizer
+from adaptive.training.telemetry.recorder import Recorder
 from adaptive.training.trainer import Trainer
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.workloads import Workload
-from benchmarks.variants import DENSE_RATE, Embeddings, Ours, joined
+from benchmarks.variants import Embeddings, joined
 
 Mark = Callable[[], Any]
 
 
 class WholeStep:
-    """Embeddings and a dense part, updated by plain SGD."""
+    """Embeddings and a dense part with the optimizer of `adaptive-train run`."""
 
     phases: ClassVar[tuple[str, ...]] = ("forward", "dense", "update")
 
     def __init__(self, workload: Workload, accelerator: Accelerator) -> None:
         self._device = accelerator.device
         self._model = workload.make_model(accelerator.device)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=DENSE_RATE)
+        self._optimizer = dense_optimizer(DenseOptimizerConfig(), self._model)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return what `train` needs besides the embeddings' inputs; outside all timings."""
@@ -45,6 +49,10 @@ class WholeStep:
         marks.append(mark())
         embeddings.update()
         return [*marks, mark()]
+
+    def trainer(self, bag: TieredEmbeddingBag, *, log_every: int) -> Trainer:
+        """Train the same as the command does, with a record every so many steps."""
+        return Trainer(bag, self._model, self._optimizer, recorder=Recorder(bag, log_every=log_every))
 
     def _learn(self, dense: Tensor, labels: Tensor, pooled: Tensor) -> None:
         loss = functional.binary_cross_entropy_with_logits(self._model(dense, pooled), labels)
@@ -63,21 +71,3 @@ class WholeStep:
             self._learn(dense, labels, pooled)
 
         return work
-
-
-class TrainerStep(WholeStep):
-    """The step of `Trainer`, which waits for the device once; all of it is in the dense phase."""
-
-    def __init__(self, workload: Workload, accelerator: Accelerator) -> None:
-        super().__init__(workload, accelerator)
-        self._trainer: Trainer | None = None
-
-    def train(self, embeddings: Embeddings, inputs: Any, prepared: Any, mark: Mark) -> list[Any]:
-        if self._trainer is None:
-            assert isinstance(embeddings, Ours)
-            self._trainer = Trainer(embeddings.bag, self._model, self._optimizer)
-            self._trainer.recorder.start()
-        first = mark()
-        self._trainer.step(inputs)
-        last = mark()
-        return [first, first, last, last]

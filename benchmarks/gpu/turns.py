@@ -4,11 +4,13 @@ A turn begins with steps that are not timed: as many as our look-ahead may have 
 turn, and some more. Otherwise planning would seem free. A turn ends when the device has done everything.
 """
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from statistics import median
+from queue import SimpleQueue
+from statistics import median, quantiles
 from typing import Any
 
 from adaptive.batch import Batch
@@ -38,11 +40,17 @@ class Measured:
     seconds: list[float]  # of a step, per round
     phases: dict[str, float]  # ms of the current stream
     statistics: Statistics | None  # of our own tiers
+    busy_ms: float | None = None  # of a step: the device had something to do, as the profiler saw it
 
     @property
     def ms(self) -> float:
         """Of a step."""
         return median(self.seconds) * 1e3
+
+    @property
+    def quartiles(self) -> str:
+        """Of the milliseconds of a step, over the rounds."""
+        return quartiles([seconds * 1e3 for seconds in self.seconds])
 
     @property
     def hit_rate(self) -> float | None:
@@ -83,6 +91,12 @@ class Timing:
         return paired(self.reference.seconds, self.it.seconds)
 
     @property
+    def speeds(self) -> str:
+        """Quartiles of the speed over the rounds."""
+        both = zip(self.reference.seconds, self.it.seconds, strict=True)
+        return quartiles([reference / seconds for reference, seconds in both])
+
+    @property
     def over_reference(self) -> float:
         """The variant's time over the reference's."""
         return paired(self.it.seconds, self.reference.seconds)
@@ -94,6 +108,12 @@ class Timing:
             f"batch {self.point.batch}, depth {self.point.depth}: {self.it.ms:.3g} ms, all on the device "
             f"{self.reference.ms:.3g} ms"
         )
+
+
+def quartiles(values: Sequence[float]) -> str:
+    """Return the first and the third, as text."""
+    first, _, third = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return f"{first:.3g} to {third:.3g}"
 
 
 SPARE_STEPS = 2  # not timed, besides those that were looked ahead
@@ -115,9 +135,9 @@ class Line:
         self._accelerator, self._embeddings, self._part = accelerator, embeddings, part
         self._ours = embeddings if isinstance(embeddings, Tiers) else None
         self._drained = depth + SPARE_STEPS if self._ours else 1
-        self._inputs = self._begin(batches, depth)
         self.steps = steps
         self.phases_ms: list[list[float]] = []
+        self._inputs = self._begin(batches, depth)
 
     def _begin(self, batches: Sequence[Batch], depth: int) -> Iterator[tuple[Any, Any]]:
         if self._ours is not None:
@@ -139,13 +159,25 @@ class Line:
         inputs = self._next(steps)
         self._accelerator.synchronize()
         start = time.perf_counter()
-        marks = [self._part.train(self._embeddings, *one, self._accelerator.mark) for one in inputs]
+        marks = self._train(inputs, steps)
         self._accelerator.synchronize()
         seconds = (time.perf_counter() - start) / steps
-        assert len(marks) == steps, "the batches have run out"
         between = self._accelerator.milliseconds
         self.phases_ms = [[between(*pair) for pair in pairwise(one)] for one in marks]
         return seconds
+
+    def _train(self, inputs: Iterator[Any], steps: int) -> list[list[Any]]:
+        """Return the marks of each step."""
+        marks = [self._part.train(self._embeddings, *one, self._accelerator.mark) for one in inputs]
+        assert len(marks) == steps, "the batches have run out"
+        return marks
+
+    def busy_ms(self) -> float | None:
+        """Of a step, in a turn under the profiler; None on the CPU."""
+        if not self._accelerator.is_gpu:
+            return None
+        self.train(self._drained)
+        return self._accelerator.profile(lambda: self.train(self.steps)).busy_ms / self.steps
 
     def choose_steps(self, seconds: float) -> None:
         """Fewer steps a turn, at least one, so that a turn takes about as long as given."""
@@ -157,7 +189,7 @@ class Line:
         """Phase -> median ms, in the work of the device's current stream, of the latest steps."""
         return {
             name: median(column)
-            for name, column in zip(self._part.phases, zip(*self.phases_ms, strict=True), strict=True)
+            for name, column in zip(self._part.phases, zip(*self.phases_ms, strict=True), strict=False)
         }
 
     def stop(self) -> None:
@@ -166,6 +198,61 @@ class Line:
             self._ours.stop()
 
 
+class _Ended(Exception):  # noqa: N818 (not an error: nothing is left to train)
+    pass
+
+
+class TrainerLine(Line):
+    """`Trainer.train` with a recorder, as `adaptive-train run` calls it, in a thread that rests between turns.
+
+    Each turn writes one record: its steps are an interval.
+    """
+
+    def _begin(self, batches: Sequence[Batch], depth: int) -> Iterator[tuple[Any, Any]]:
+        assert self._ours is not None
+        self._wanted, self._done = SimpleQueue[int](), SimpleQueue[BaseException | None]()
+        self._left = 0
+        trainer = self._part.trainer(self._ours.bag, log_every=self.steps)
+
+        def after_step() -> None:
+            self._left -= 1
+            if not self._left:
+                self._done.put(None)
+                self._rest()
+
+        def work() -> None:
+            try:
+                self._rest()
+                trainer.train(batches, depth=depth, after_step=after_step)
+                raise AssertionError("the batches have run out")
+            except _Ended:
+                pass
+            except BaseException as error:
+                self._done.put(error)
+
+        self._thread = threading.Thread(target=work, name="trainer")
+        self._thread.start()
+        return iter(())
+
+    def _rest(self) -> None:
+        self._left = self._wanted.get()
+        if not self._left:
+            raise _Ended
+
+    def _train(self, inputs: Iterator[Any], steps: int) -> list[list[Any]]:
+        self._wanted.put(steps)
+        if (error := self._done.get()) is not None:
+            raise error
+        return [[]] * steps
+
+    def choose_steps(self, seconds: float) -> None:
+        self.train(self._drained)
+
+    def stop(self) -> None:
+        self._wanted.put(0)
+        self._thread.join()
+
+
 def batches_needed(depth: int, steps: int, turns: int) -> int:
-    """For `choose_steps` and so many turns of a line."""
-    return (turns + 1) * (depth + SPARE_STEPS + max(steps, 2))
+    """For `choose_steps`, so many turns of a line, and `busy_ms`."""
+    return (turns + 2) * (depth + SPARE_STEPS + max(steps, 2))

@@ -4,8 +4,9 @@ Letters: B samples, F features, D width.
 """
 
 import gc
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
+from adaptive.embeddings.engine.statistics import Statistics, StatisticsCollector
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.plugins import load_policy_class
@@ -41,13 +43,42 @@ SPARE = 1.1  # memory that must be free, over what is counted
 
 @dataclass(frozen=True)
 class Spec:
-    """A variant."""
+    """A variant. What is 0 stays as the settings have it."""
 
     kind: str  # a policy of POLICIES, torch or torch_host
     share: int = 100  # per cent of the rows on the device, for policies that take any
     transfer: Transfer = "auto"  # see `TierConfig`
     lookups: Finder = "host"
-    trainer: bool = False  # whole steps as `Trainer` trains them
+    trainer: int = 0  # 1: whole steps by `Trainer.train`, as the command trains
+    plan_threads: int = 0
+    tracker_threads: int = 0  # that divide the books of a batch
+    programs: int = 0  # of a copy between the tiers
+
+    @staticmethod
+    def of(text: str) -> "Spec":
+        """Return the variant named as in `lru:10:plan_threads=6`: kind, per cent on the device, other fields.
+
+        Raises:
+            SystemExit: for anything else.
+        """
+        kind, *rest = text.split(":")
+        share = int(rest.pop(0)) if rest and rest[0].isdigit() else DEVICE.share
+        known: dict[str, Any] = {field.name: field.default for field in fields(Spec)[2:]}
+        changes: dict[str, Any] = {}
+        for one in rest:
+            name, _, value = one.partition("=")
+            if name not in known:
+                raise SystemExit(f"variant {text}: expected NAME=VALUE with a name among {', '.join(known)}, got {one}")
+            changes[name] = int(value) if isinstance(known[name], int) else value
+        if kind not in POLICIES and kind not in TITLES:
+            raise SystemExit(f"variant {text}: expected one of {', '.join([*POLICIES, *TITLES])}, got {kind}")
+        return Spec(kind, share, **changes)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Fields besides kind and share that are not their default."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)[2:]}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     @property
     def is_ours(self) -> bool:
@@ -61,10 +92,7 @@ class Spec:
     def title(self) -> str:
         parts = [TITLES.get(self.kind, self.kind)]
         parts += [f"{self.share}%"] if self.is_staged else []
-        parts += [] if self.transfer == "auto" else [self.transfer]
-        parts += ["lookups found by the device"] if self.lookups == "device" else []
-        parts += ["by Trainer"] if self.trainer else []
-        return ", ".join(parts)
+        return ", ".join(parts + [f"{name}={value}" for name, value in self.changes.items()])
 
     def memory_bytes(self, workload: Workload) -> tuple[int, int]:
         """(host, device) that it takes, about."""
@@ -116,15 +144,58 @@ class Tiers(Ours):
     def __init__(self, setup: Setup, spec: Spec, accelerator: Accelerator) -> None:
         policy = load_policy_class(POLICIES[spec.kind])
         wanted = policy.device_rows or f"{spec.share}%"
-        ways = {"transfer": spec.transfer, "lookups": spec.lookups, "device": accelerator.tier}
+        ways: dict[str, Any] = {"transfer": spec.transfer, "lookups": spec.lookups, "device": accelerator.tier}
+        ways |= {"plan_threads": spec.plan_threads} if spec.plan_threads else {}
         tier = TierConfig.model_validate({"device_rows": wanted, "when_full": "reduce_lookahead", **ways})
         skip = SkipConfig(rule="adaptive.policies.rules.defer:Defer") if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
-        self.title, self.by_trainer = spec.title, spec.trainer
+        self.title, self.by_trainer = spec.title, bool(spec.trainer)
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = 0
         self._running = None
+        self._taken: list[Statistics] = []  # by a recorder
+        if spec.trainer:
+            self._keep_statistics()
+        if spec.tracker_threads:
+            for lane in self.bag.runtime.pipeline.lanes:
+                lane.planner.tracker.threads = spec.tracker_threads
+        self._set_programs(spec.programs if accelerator.is_gpu else 0)
         self._store_every_row()
+
+    def _set_programs(self, number: int) -> None:
+        """Of all copies until `close`: the reference makes none."""
+        self._restore: Callable[[], None] = lambda: None
+        if number:
+            from adaptive.kernels.rows.gpu import move
+
+            usual, move.COPY_PROGRAMS = move.COPY_PROGRAMS, number
+            self._restore = lambda: setattr(move, "COPY_PROGRAMS", usual)
+
+    def _keep_statistics(self) -> None:
+        """Keep what a recorder takes, for `statistics`."""
+        collector, take = self.bag.statistics, StatisticsCollector.take
+
+        def kept() -> Statistics:
+            self._taken.append(take(collector))
+            return self._taken[-1]
+
+        collector.take = kept  # type: ignore[method-assign]
+
+    def statistics(self) -> Statistics:
+        last, taken = self.bag.statistics.take(), self._taken
+        if not taken:
+            return last
+        self._taken = []
+        return replace(
+            last,
+            batches=sum(one.batches for one in taken),
+            counts=np.sum([one.counts for one in taken], axis=0),
+            times_ms={name: sum(one.times_ms.get(name, 0.0) for one in taken) for name in last.times_ms},
+        )
+
+    def close(self) -> None:
+        self._restore()
+        super().close()
 
     def _store_every_row(self) -> None:
         """Do what loading a checkpoint of all rows does, without arrays of their size."""

@@ -24,6 +24,7 @@ from benchmarks.variants import Optimizer, Setup, row_optimizer
 
 T = TypeVar("T")
 ModelName = Literal["dlrm", "heavy"]
+Precision = Literal["float32", "tf32", "bf16"]  # of matrix products; bf16: of all of the MLPs
 LAYERS: dict[ModelName, tuple[tuple[int, ...], tuple[int, ...]]] = {  # of the bottom MLP before its last, of the top
     "dlrm": ((512, 256), (1024, 1024, 512, 256, 1)),
     "heavy": ((), (64, 1)),
@@ -42,15 +43,14 @@ class Workload:
     gigabytes: float = 10.0
     dim: int = 64
     optimizer: Optimizer = "rowwise_adagrad"
-    bf16: bool = False
+    precision: Precision = "float32"
+    ids: int = 1  # of a bag, on average
 
     @property
     def title(self) -> str:
-        return f"{self.model}, {self.gigabytes:g} GB, width {self.dim}, {self.optimizer}{', bf16' if self.bf16 else ''}"
-
-    @property
-    def mean_hot(self) -> int:
-        return 10 if self.model == "heavy" else 1
+        parts = [self.model, f"{self.gigabytes:g} GB", f"width {self.dim}", self.optimizer]
+        parts += [] if self.ids == 1 else [f"{self.ids} ids a bag"]
+        return ", ".join(parts + [self.precision] * (self.precision != "float32"))
 
     @property
     def num_rows(self) -> int:
@@ -66,14 +66,14 @@ class Workload:
         return 4 * (self.dim + self.state_width)
 
     def setup(self) -> Setup:
-        return Setup(kaggle_tables(self.num_rows, self.dim), self.optimizer, self.mean_hot == 1)
+        return Setup(kaggle_tables(self.num_rows, self.dim), self.optimizer, self.ids == 1)
 
     def batches(self, count: int, samples: int, *, seed: int) -> list[Batch]:
         """`count` batches; batch i depends on seed + i only."""
         tables = self.setup().tables
 
         def one(number: int) -> Batch:
-            return make_batches(tables, 1, samples, mean_hot=self.mean_hot, exponent=EXPONENT, seed=number)[0]
+            return make_batches(tables, 1, samples, mean_hot=self.ids, exponent=EXPONENT, seed=number)[0]
 
         return in_threads(one, range(seed, seed + count))
 
@@ -85,8 +85,9 @@ class Workload:
             bottom_mlp=(*bottom, self.dim),
             top_mlp=top,
             interaction="dot" if self.model == "dlrm" else "cat",
-            bf16=self.bf16,
+            bf16=self.precision == "bf16",
         )
+        torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
         return DLRM(config, num_dense=NUM_DENSE, num_features=NUM_TABLES).to(device)
 
 

@@ -1,5 +1,6 @@
 """The logic of `benchmarks.gpu`: floors, popular rows, plans of stages, bars, the command."""
 
+import itertools
 import os
 import sys
 from contextlib import nullcontext
@@ -99,9 +100,19 @@ def test_one_dimension_is_varied_at_a_time() -> None:
     assert {spec.lookups for one in wanted if one != heavy for spec in wanted[one]} == {"host"}
     for workload in wanted:
         differs = [name for name, value in vars(workload).items() if value != vars(base)[name]]
-        assert len(differs) <= 1 and next(iter(wanted[workload])) == DEVICE
+        assert (len(differs) <= 1 or differs == ["model", "ids"]) and next(iter(wanted[workload])) == DEVICE
+    assert [one.precision for one in wanted if one.precision != "float32"] == ["tf32", "bf16"]
     assert {one.optimizer for one in wanted} == {"sgd", "adam", "rowwise_adagrad"}
     assert set(POLICIES) >= {spec.kind for spec in wanted[base]}
+
+
+def test_a_variant_is_named_in_words() -> None:
+    assert Spec.of("device") == DEVICE
+    spec = Spec.of("lru:10:plan_threads=6:lookups=device:trainer=1:programs=9:tracker_threads=4:transfer=staged")
+    assert spec == Spec("lru", 10, "staged", "device", trainer=1, plan_threads=6, tracker_threads=4, programs=9)
+    for text in ("lru:10:speed=3", "lru:10:kind=lfu", "best", "lru:ten"):
+        with pytest.raises(SystemExit, match=f"^variant {text}: expected"):
+            Spec.of(text)
 
 
 def test_memory_is_counted_before_it_is_taken() -> None:
@@ -120,22 +131,49 @@ def test_memory_is_counted_before_it_is_taken() -> None:
 def test_copies_over_the_link_are_no_time_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """With events as torch's profiler reports them for a GPU."""
 
-    def event(name: str, us: float, *, device: DeviceType = DeviceType.CUDA, note: bool = False) -> SimpleNamespace:
-        span = SimpleNamespace(elapsed_us=lambda: us)
+    start = itertools.count(0, 1000)
+
+    def event(
+        name: str, us: float, *, device: DeviceType = DeviceType.CUDA, note: bool = False, at: float | None = None
+    ) -> SimpleNamespace:
+        first = next(start) if at is None else at
+        span = SimpleNamespace(start=first, end=first + us)
         return SimpleNamespace(name=name, device_type=device, is_user_annotation=note, time_range=span)
 
     events = [
         event("pool_kernel", 20), event("Memcpy HtoD (Pinned -> Device)", 300), event("Memset (Device)", 1),
         event("Memcpy DtoH (Device -> Pinned)", 40), event("Memcpy DtoD (Device -> Device)", 2),
         event("a stretch", 999, note=True), event("cudaStreamSynchronize", 7, device=DeviceType.CPU),
-        event("aten::add", 7, device=DeviceType.CPU),
+        event("aten::add", 7, device=DeviceType.CPU), event("update_kernel", 15, at=10), event("sort", 3, at=12),
+        event("copy_kernel", 400),
     ]  # fmt: skip
     seen = nullcontext(SimpleNamespace(events=lambda: events))
     monkeypatch.setattr(torch.profiler, "profile", lambda activities, acc_events: seen)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     work = Accelerator("cuda").profile(lambda: None)
-    assert (work.kernels, work.host_waits) == (5, 1)
-    assert (work.device_ms, work.link_ms) == pytest.approx((0.023, 0.34))
+    assert (work.kernels, work.host_waits) == (8, 1)
+    assert (work.busy_ms, work.link_ms) == pytest.approx((0.028, 0.74))  # kernels of two streams at once count once
+
+
+def test_a_queue_sleeps_until_all_work_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a simulated device: a launch takes 1 ms, a kernel 0.1 ms, a million cycles 0.5 ms."""
+    host = device = 0.0
+
+    def launch(ms: float) -> None:
+        nonlocal host, device
+        host += 1.0
+        device = max(device, host) + ms
+
+    def mark() -> SimpleNamespace:
+        at = max(device, host)
+        return SimpleNamespace(at=at, query=lambda: host >= at, elapsed_time=lambda last: last.at - at)
+
+    accelerator = Accelerator("cuda")
+    monkeypatch.setattr(accelerator, "mark", mark)
+    monkeypatch.setattr(accelerator, "synchronize", lambda: None)
+    monkeypatch.setattr(accelerator, "_fill_queue", lambda cycles: launch(cycles * 0.5e-6))
+    times = accelerator.times_ms(lambda: [launch(0.1) for _ in range(5)], rounds=3)
+    assert times == pytest.approx([0.5] * 3)
 
 
 # --- the command ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from adaptive.counters import Counter
+from adaptive.training.trainer import Trainer
 from benchmarks import harness
 from benchmarks.gpu import (
     bench_gpu_probe,
@@ -62,8 +63,8 @@ def test_whole_step() -> None:
     size = "_0.00032gb"
     variants = {
         "",
-        "_lru_10pct_staged",
-        "_lru_10pct_trainer",
+        "_lru_10pct_transfer_staged",
+        "_lru_10pct_trainer_1",
         "_lfu_10pct",
         "_scratchpipe_10pct",
         "_slipstream_10pct",
@@ -76,9 +77,26 @@ def test_whole_step() -> None:
     assert report.ratios[f"gpu_staged_vs_device_lru_10pct_lookups_device_heavy{size}"] > 0
     assert "gpu_staged_vs_device_0.00032gb_bf16" in report.ratios and "gpu_staged_vs_device_0.0004gb" in report.ratios
     assert not [note for note in report.notes if "NOT bit for bit" in note]
-    rows = {(row[2], row[3]): row for row in report.tables[0].rows if row[0].endswith("width 4, rowwise_adagrad")}
-    assert rows["device", "4"][9] == "100.0%" and rows["hybrid", "4"][9] == "0.0%"
+    table = report.tables[0]
+    lines = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    rows = {
+        (row["variant"], row["depth"]): row for row in lines if row["workload"].endswith("width 4, rowwise_adagrad")
+    }
+    assert rows["device", "4"]["hit rate"] == "100.0%" and rows["hybrid", "4"]["hit rate"] == "0.0%"
     assert ("lru, 10%", "0") in rows
+    assert rows["lru, 10%, trainer=1", "4"]["rows moved"] != "-"
+
+
+def test_variants_by_name_are_timed_at_every_batch_size() -> None:
+    changes = [*run_all.TINY["step"], "device=cpu-torch", "batches=16,32", "precisions=tf32", "ids=2"]
+    variants = "device,lru:20:trainer=1,lru:20:plan_threads=2:tracker_threads=2:lookups=device"
+    settings = harness.changed(bench_gpu_step.SETTINGS["full"], [*changes, f"variants={variants}"])
+    report = bench_gpu_step.run(settings)
+    no_faults(report)
+    assert not report.notes
+    rows = [(row[0].rpartition("2 ids a bag, ")[2], row[1], row[2]) for row in report.tables[0].rows]
+    names = ["device", "lru, 20%, trainer=1", "lru, 20%, lookups=device, plan_threads=2, tracker_threads=2"]
+    assert rows == [("tf32", batch, name) for name in names for batch in ("16", "32")]
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
@@ -128,6 +146,24 @@ def test_every_row_is_stored_and_evicted_rows_written_back() -> None:
     (timing,) = timings(SMALL, {Spec("lru", 10): [HERE]}, report)
     fetched, back = (timing.it.per_step(counter) for counter in (Counter.FETCHED, Counter.WRITTEN_BACK))
     assert fetched > 0 and back > 0.9 * timing.it.per_step(Counter.EVICTED) > 0
+
+
+def test_a_line_by_trainer_trains_the_same_and_counts_every_step() -> None:
+    report = Report()
+    comparison = Comparison(Accelerator("cpu-torch"), SMALL, replace(EFFORT, rounds=3, steps=4), report)
+    (timing,) = comparison.run({Spec("lru", 20, trainer=1): [HERE]}, seconds=600)
+    no_faults(report)
+    assert not report.notes and len(timing.it.seconds) == 3
+    statistics = timing.it.statistics
+    assert statistics is not None and statistics.batches == 4 * (HERE.depth + 2 + 4)  # with the warm-up's turn
+    assert statistics.counts.sum(axis=0)[Counter.LOOKUPS] == statistics.batches * HERE.batch * 26
+
+
+def test_an_error_in_training_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "measure", lambda self, planned: {}["lost"])
+    report = Report()
+    assert timings(SMALL, {Spec("lru", 20, trainer=1): [HERE]}, report) == []
+    assert "KeyError: 'lost'" in report.absent.popitem()[1]
 
 
 def test_a_turn_leaves_out_batches_of_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

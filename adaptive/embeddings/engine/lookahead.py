@@ -253,15 +253,21 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Queue
     ahead: deque[LookedUp] = deque()
     glances: deque[list[Distinct]] = deque()  # for each batch in the window, the rows of each lane
 
+    def found(lookups: Callable[[], list[Lookups]]) -> list[Lookups]:
+        with pipeline.stopwatch.stage("find"):  # the part of `plan` that waits for helpers or the device
+            return lookups()
+
     def first() -> QueuedBatch:
         with pipeline.stopwatch.stage("plan"):
             batch, all_lookups = ahead.popleft()
             if glances:
                 glances.popleft()
             for _, later in islice(ahead, len(glances), window):
-                glances.append([lane.glance(of_lane) for lane, of_lane in zip(pipeline.lanes, later(), strict=True)])
+                glances.append(
+                    [lane.glance(of_lane) for lane, of_lane in zip(pipeline.lanes, found(later), strict=True)]
+                )
             windows = [[rows[i] for rows in glances] for i in range(len(pipeline.lanes))]
-            return QueuedBatch(batch, all_lookups(), windows)
+            return QueuedBatch(batch, found(all_lookups), windows)
 
     failure: Exception | None = None
     while failure is None:

@@ -2,7 +2,8 @@
 
 import gc
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,20 @@ def test_feedback_is_taken_in_under_the_lock_and_timed(depth: int, monkeypatch: 
     step_all(embeddings, Source(5), depth=depth)
     assert held == [True] * 5
     assert pipeline.stopwatch.total_ms()["learn"] > 0
+
+
+def test_waiting_for_lookups_is_a_part_of_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = one_table()
+    pipeline, start = embeddings.runtime.pipeline, embeddings.runtime.pipeline.lookups_ahead.start
+
+    def slowly(batch: Batch) -> Callable[[], list[lookups.Lookups]]:
+        found = start(batch)
+        return lambda: time.sleep(0.02) or found()
+
+    monkeypatch.setattr(pipeline.lookups_ahead, "start", slowly)
+    step_all(embeddings, Source(5), depth=2)
+    times = pipeline.stopwatch.total_ms()
+    assert 100 <= times["find"] <= times["plan"]
 
 
 def test_a_source_that_never_returns_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
