@@ -106,8 +106,11 @@ def _train_all(case: MemoryCase, rows: int) -> tuple[int, int]:
         pooled = ours.pool(planned)
         pooled.backward(torch.full_like(pooled, 0.01))  # type: ignore[no-untyped-call]
         ours.update()
-    (lane,) = ours.bag.runtime.pipeline.lanes
-    sizes = ours.bag.statistics.memory()["bookkeeping"], lane.keys.books.bytes_in_use if lane.keys is not None else 0
+    (tiered,) = ours.bag.runtime.pipeline.tiered_groups
+    sizes = (
+        ours.bag.statistics.memory()["bookkeeping"],
+        tiered.keys.books.bytes_in_use if tiered.keys is not None else 0,
+    )
     ours.close()
     return sizes
 

@@ -69,8 +69,8 @@ def run(settings: Settings) -> Report:
 
 def switch_feedback_off(ours: Ours) -> None:
     """Take in no norms of updates."""
-    for lane in ours.bag.runtime.pipeline.lanes:
-        planner: Any = lane.planner
+    for tiered in ours.bag.runtime.pipeline.tiered_groups:
+        planner: Any = tiered.planner
         planner.learn = lambda feedback: None
 
 

@@ -186,8 +186,10 @@ class _Made(LookupsAhead):
     """Time the look-ahead thread if helpers have enough cores: outlines are made before."""
 
     def __init__(self, ours: Ours, batches: Sequence[Batch]) -> None:
-        lanes = ours.bag.runtime.pipeline.lanes
-        super().__init__([lane.group for lane in lanes], 0, [lane.device.searcher for lane in lanes])
+        tiered_groups = ours.bag.runtime.pipeline.tiered_groups
+        super().__init__(
+            [tiered.group for tiered in tiered_groups], 0, [tiered.device.searcher for tiered in tiered_groups]
+        )
         self._made = itertools.cycle([super(_Made, self).start(batch) for batch in batches])  # every round the same
 
     def begin(self) -> None:
@@ -209,8 +211,10 @@ def _for_gpu(settings: Settings) -> Report:
         ours = Ours(setup, device_rows="10%", policy="lru", skip=rule, device="cpu-torch", transfer="direct")
         pipeline, spent = ours.bag.runtime.pipeline, []
         pipeline.mover.copying.copy = _nothing  # type: ignore[method-assign]
-        for lane in pipeline.lanes:
-            lane.device._kernels = lane.device._transfer._kernels = RowKernels(*[_nothing] * len(fields(RowKernels)))  # type: ignore[attr-defined]
+        for tiered in pipeline.tiered_groups:
+            tiered.device._kernels = tiered.device._transfer._kernels = RowKernels(
+                *[_nothing] * len(fields(RowKernels))
+            )  # type: ignore[attr-defined]
         norms = np.random.default_rng(0).random(batch * len(setup.tables), np.float32)
         for first in range(0, len(batches), PER_ROUND):
             part = batches[first : first + PER_ROUND]

@@ -215,7 +215,7 @@ class Nonsense(LRU):
 
 def books(embeddings: TieredEmbeddingBag) -> list[NDArray[np.int64]]:
     """Copies of all that says where rows lie."""
-    planners = [lane.planner for lane in embeddings.runtime.pipeline.lanes]
+    planners = [tiered.planner for tiered in embeddings.runtime.pipeline.tiered_groups]
     return [
         array.copy()
         for planner in planners

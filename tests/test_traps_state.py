@@ -105,9 +105,9 @@ def test_trap_25_stopped_and_resumed_equals_never_stopped(stop: int) -> None:
 def test_trap_26_both_tiers_have_one_precision() -> None:
     """A cache kept other bits per value than the table, so that a row changed by being moved."""
     embeddings = build(optimizer=Adam())
-    (lane,) = embeddings.runtime.pipeline.lanes
-    device = lane.device.read(np.arange(2))
-    assert {array.dtype for array in (lane.host.weights, lane.host.state, *device)} == {np.dtype(np.float32)}
+    (tiered,) = embeddings.runtime.pipeline.tiered_groups
+    device = tiered.device.read(np.arange(2))
+    assert {array.dtype for array in (tiered.host.weights, tiered.host.state, *device)} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)

@@ -31,7 +31,7 @@ from adaptive.distributed.requests import Exchanged, Requested, Requester, Statu
 from adaptive.distributed.sharded_rows import ShardedRows
 from adaptive.distributed.sharded_statistics import ShardedStatistics
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned
-from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.embeddings.planning.access_events import HashedView
 from adaptive.embeddings.planning.layout import Group, make_groups
@@ -54,9 +54,9 @@ ROOM: Final = 5, 4  # of rows in flight and of watched rows: owners do not get e
 class RequestedRows(GroupBatch):
     """The rows of one group that this rank has requested: pooled forward, summed by row after backward."""
 
-    def __init__(self, lane: Lane, group: Group, requested: Requested, rows: Tensor) -> None:
+    def __init__(self, tiered: TieredGroup, group: Group, requested: Requested, rows: Tensor) -> None:
         """`rows` (U, D): as the owners sent them."""
-        super().__init__(lane, None, pooling=requested.pooling(), weights=rows)
+        super().__init__(tiered, None, pooling=requested.pooling(), weights=rows)
         self._group, self._requested = group, requested
 
     def add_gradients(self, gradients: Tensor) -> None:
@@ -65,7 +65,7 @@ class RequestedRows(GroupBatch):
 
     def sums(self) -> Tensor:
         """Return the gradients (U, D) by row, in the order in which the rows arrived."""
-        return self._lane.device.pool(self._requested.sums(), rows=self.gradients)
+        return self._tiered.device.pool(self._requested.sums(), rows=self.gradients)
 
 
 class ShardedPlanned(Planned):
@@ -177,7 +177,7 @@ class ShardedEmbeddingBag(PooledVectors):
         self.peers.use_device(self.device.type)
         groups = make_groups(tables, seed)
         self._use_groups(groups)
-        self._lanes = self.local.runtime.pipeline.lanes
+        self._tiered_groups = self.local.runtime.pipeline.tiered_groups
         self._ahead = Requester(self.peers, self.peers.ahead, groups, own_tables)
         self._reader = Requester(self.peers, self.peers.rows, groups, own_tables)
         self._view = HashedView(groups)
@@ -271,7 +271,7 @@ class ShardedEmbeddingBag(PooledVectors):
         number = owned.number
         works = self._rows_of(self.local(owned), exchanged, f"vectors of batch {number}")
         self.statistics.reported = MappingProxyType(reported)
-        send = self._lanes[0].device.send
+        send = self._tiered_groups[0].device.send
         self._current = ShardedPlanned(exchanged, works[0], send, number, owned, is_share=is_share)
         self._vectors = works[1]
         return self._current
@@ -291,7 +291,7 @@ class ShardedEmbeddingBag(PooledVectors):
                 rows = self._swap(to_rank_order(served, joined), served.sizes, sizes, exchanged.largest, what)
             if has_samples:
                 requested = exchanged.requested[number]
-                works.append(RequestedRows(self._lanes[number], group, requested, rows.view(-1, width)))
+                works.append(RequestedRows(self._tiered_groups[number], group, requested, rows.view(-1, width)))
         return works, of_owner
 
     def _swap(self, rows: Tensor, sizes: Sequence[int], lengths: Sequence[int], largest: int, what: str) -> Tensor:
@@ -399,7 +399,7 @@ class ShardedEmbeddingBag(PooledVectors):
     # --- vectors ---------------------------------------------------------------------------------------------
 
     def _check_planned(self, planned: Planned) -> None:
-        check_planned(planned, self._lanes)
+        check_planned(planned, self._tiered_groups)
 
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
         if planned.ended:
@@ -421,7 +421,7 @@ class ShardedEmbeddingBag(PooledVectors):
         assert exchanged is not None
         vectors = self.local(self.local.read(exchanged.owned))
         works, _ = self._rows_of(vectors, exchanged, "rows to read")
-        return ShardedPlanned(exchanged, works, self._lanes[0].device.send, -1, None, is_share=True)
+        return ShardedPlanned(exchanged, works, self._tiered_groups[0].device.send, -1, None, is_share=True)
 
     # --- the rest --------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class ShardedRows:
 
 def room_to_watch(embeddings: TieredEmbeddingBag) -> list[int]:
     """Return how many rows of each group can be watched."""
-    skippers = [lane.skipper for lane in embeddings.runtime.pipeline.lanes]
+    skippers = [tiered.skipper for tiered in embeddings.runtime.pipeline.tiered_groups]
     return [0 if skipper is None else skipper.hot.capacity for skipper in skippers]
 
 

@@ -34,10 +34,10 @@ class BatchSteps:
 
     def planned(self, ready: ReadyBatch) -> Planned:
         """Return the current batch, whose rows are in place or in flight."""
-        lanes, parts = self._pipeline.lanes, ready.parts or [()] * len(ready.plans)
+        tiered_groups, parts = self._pipeline.tiered_groups, ready.parts or [()] * len(ready.plans)
         groups = [
-            GroupBatch(lane, plan, sent, parts=of_lane)
-            for lane, plan, sent, of_lane in zip(lanes, ready.plans, ready.sent, parts, strict=True)
+            GroupBatch(tiered, plan, sent, parts=of_group)
+            for tiered, plan, sent, of_group in zip(tiered_groups, ready.plans, ready.sent, parts, strict=True)
         ]
         return Planned(ready.batch, groups, self._pipeline.inputs(ready), partial(self._pipeline.wait_for, ready))
 
@@ -48,15 +48,15 @@ class BatchSteps:
         pipeline.refuse_keys_in_flight("read()")
         groups = []
         with pipeline.lock:
-            for lane in pipeline.lanes:
-                distinct = lane.find(batch)
-                weights, _ = pipeline.values(lane, distinct.rows)
+            for tiered in pipeline.tiered_groups:
+                distinct = tiered.find(batch)
+                weights, _ = pipeline.values(tiered, distinct.rows)
                 if pipeline.convert_read is not None:
                     weights = pipeline.convert_read(weights)
                 places = np.arange(len(distinct.rows), dtype=np.int64)
-                pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, places)
-                groups.append(GroupBatch(lane, None, pooling=pooling, weights=weights))
-        return Planned(batch, groups, pipeline.lanes[0].device.send)
+                pooling = lay_out_bags(tiered.group, batch).pooling(distinct.inverse, places)
+                groups.append(GroupBatch(tiered, None, pooling=pooling, weights=weights))
+        return Planned(batch, groups, pipeline.tiered_groups[0].device.send)
 
     def update(self, planned: Planned) -> None:
         """Update the rows of a batch from its gradients."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.engine.lane import Lane, table_names
+from adaptive.embeddings.engine.tiered_group import TieredGroup, table_names
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.errors import ConfigError
 from adaptive.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -16,8 +16,8 @@ from adaptive.policy import SkipRule
 ROW_OPTIMIZERS: Final = (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)
 
 
-def check_planned(planned: object, lanes: Sequence[Lane]) -> None:
-    """Check that the argument is a batch that the tables of these lanes have planned or read.
+def check_planned(planned: object, tiered_groups: Sequence[TieredGroup]) -> None:
+    """Check that the argument is a batch that the tables of these groups have planned or read.
 
     Raises:
         ConfigError: for anything else, or for a batch of other tables, whose rows would be updated.
@@ -27,10 +27,10 @@ def check_planned(planned: object, lanes: Sequence[Lane]) -> None:
             f"batch: expected one from look_ahead() or read(), got {type(planned).__name__}. "
             "Loop over embeddings.look_ahead(batches), or pass embeddings.read(batch)."
         )
-    if not planned.belongs_to(lanes):
+    if not planned.belongs_to(tiered_groups):
         raise ConfigError(
-            f"batch: expected one from look_ahead() or read() of the module with tables {table_names(lanes)}, got one "
-            "of another TieredEmbeddingBag. Modules cannot share batches: give each its own look-ahead."
+            f"batch: expected one from look_ahead() or read() of the module with tables {table_names(tiered_groups)}, "
+            "got one of another TieredEmbeddingBag. Modules cannot share batches: give each its own look-ahead."
         )
 
 

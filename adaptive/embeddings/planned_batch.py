@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adaptive.arrays import Rows
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.parts import GroupPart
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
 from adaptive.embeddings.tiers.device import Send
@@ -26,7 +26,7 @@ class GroupBatch:
 
     def __init__(
         self,
-        lane: Lane,
+        tiered: TieredGroup,
         plan: GroupPlan | None,
         sent: DevicePlan | None = None,
         pooling: Pooling | None = None,
@@ -38,7 +38,7 @@ class GroupBatch:
         self.plan, self.sent = plan, sent
         self.parts = tuple(parts)
         self.gradients: Tensor | None = None
-        self._lane, self._group = lane, lane.group
+        self._tiered, self._group = tiered, tiered.group
         self._pooling = plan.pooling if plan is not None else pooling
         self._weights = weights
 
@@ -46,7 +46,7 @@ class GroupBatch:
         """Return the pooled vectors (V, D)."""
         assert self._pooling is not None
         sent = None if self.sent is None else self.sent.pooling
-        return self._lane.device.pool(self._pooling, sent, self._weights)
+        return self._tiered.device.pool(self._pooling, sent, self._weights)
 
     def forget(self) -> None:
         """Drop the gradients."""
@@ -67,7 +67,7 @@ class GroupBatch:
     def update(self) -> Callable[[], Feedback]:
         """Update the rows; return a function that waits and describes the update. Call it once."""
         assert self.plan is not None
-        plan, device = self.plan, self._lane.device
+        plan, device = self.plan, self._tiered.device
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
         rows, norms = plan.written_rows, device.update(plan, self.sent, self.gradients)
@@ -103,12 +103,12 @@ class GroupBatchPart(GroupBatch):
     """The rows of one group in one part of a batch: pooled alone, updated with the batch."""
 
     def __init__(self, whole: GroupBatch, part: GroupPart) -> None:
-        super().__init__(whole._lane, whole.plan)
+        super().__init__(whole._tiered, whole.plan)
         self._whole, self._part = whole, part
         self._is_first = True
 
     def pool(self) -> Tensor:
-        return self._lane.device.pool(self._part.pooling)
+        return self._tiered.device.pool(self._part.pooling)
 
     def add_gradients(self, gradients: Tensor) -> None:
         """Write gradients to their places in the batch; those of a second pass are added."""
@@ -200,9 +200,9 @@ class Planned:
     def trainable(self) -> bool:
         return self.works[0].plan is not None
 
-    def belongs_to(self, lanes: Sequence[Lane]) -> bool:
-        """True if the tables of these lanes planned or read the batch."""
-        return any(self.works[0]._lane is lane for lane in lanes)
+    def belongs_to(self, tiered_groups: Sequence[TieredGroup]) -> bool:
+        """True if the tables of these groups planned or read the batch."""
+        return any(self.works[0]._tiered is tiered for tiered in tiered_groups)
 
     @property
     def number(self) -> int:

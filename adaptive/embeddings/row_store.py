@@ -14,10 +14,10 @@ from torch import Tensor
 
 from adaptive.batch.named import as_float32 as checked_float32
 from adaptive.batch.named import as_numbers
-from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.row_arrays import load_rows, save_blocks, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.vector.bfloat16 import BFLOAT16, OVERFLOW, as_float32, as_stored
 from adaptive.storage.arrays import Blocks, Stored
@@ -42,12 +42,12 @@ class RowStore:
         Raises:
             ConfigError: if there is no such table, it has no keys, or a look-ahead with a depth is running.
         """
-        lane, number = self._find_table(name)
-        if lane.keys is None:
+        tiered, number = self._find_table(name)
+        if tiered.keys is None:
             raise ConfigError(f'table {name!r}: expected a table with keys="int64", got one whose ids are rows.')
         self._pipeline.refuse_keys_in_flight("table_keys()")
         with self._pipeline.lock:
-            return np.sort(lane.keys.row_keys[lane.keys.tables[number].live_rows()])
+            return np.sort(tiered.keys.row_keys[tiered.keys.tables[number].live_rows()])
 
     def table_weights(self, name: str) -> NDArray[np.float32]:
         """Return a copy (num_embeddings, D) of a table, from both tiers.
@@ -62,25 +62,25 @@ class RowStore:
         Raises:
             ConfigError: if there is no such table.
         """
-        lane, number = self._find_table(name)
-        first, last = map(int, lane.group.table_starts[number : number + 2])
-        length = max(1, block_bytes // (4 * lane.group.embedding_dim))
-        keyed = None if lane.keys is None else self._rows_by_key(lane, number)
+        tiered, number = self._find_table(name)
+        first, last = map(int, tiered.group.table_starts[number : number + 2])
+        length = max(1, block_bytes // (4 * tiered.group.embedding_dim))
+        keyed = None if tiered.keys is None else self._rows_by_key(tiered, number)
         last = last if keyed is None else first + len(keyed)
         for start in range(first, last, length):
             rows = np.arange(start, min(start + length, last)) if keyed is None else keyed[start - first :][:length]
             with self._pipeline.lock:
-                block = self._pipeline.values(lane, rows)[0]
+                block = self._pipeline.values(tiered, rows)[0]
             yield as_float32(block)
 
-    def _rows_by_key(self, lane: Lane, number: int) -> NDArray[np.int64]:
+    def _rows_by_key(self, tiered: TieredGroup, number: int) -> NDArray[np.int64]:
         """Return the group's rows of a table that have keys, in the order of `table_keys`, and its first row."""
-        assert lane.keys is not None
+        assert tiered.keys is not None
         self._pipeline.refuse_keys_in_flight("table_weights()")
         with self._pipeline.lock:
-            table = lane.keys.tables[number]
+            table = tiered.keys.tables[number]
             rows = table.live_rows()
-            return np.concatenate([rows[np.argsort(lane.keys.row_keys[rows])], [table.start]])
+            return np.concatenate([rows[np.argsort(tiered.keys.row_keys[rows])], [table.start]])
 
     def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
         """Set rows 0 ... n - 1 of a table to `vectors` (n, D), such as pretrained ones.
@@ -92,10 +92,10 @@ class RowStore:
             ConfigError: if there is no such table, the shape does not fit, or a look-ahead is running.
             InputError: if values are not numbers, are masked, or do not fit the rows' dtype. Then no row has changed.
         """
-        pipeline, (lane, number) = self._pipeline, self._find_table(name)
-        size, width = lane.group.tables[number].num_embeddings, lane.group.embedding_dim
+        pipeline, (tiered, number) = self._pipeline, self._find_table(name)
+        size, width = tiered.group.tables[number].num_embeddings, tiered.group.embedding_dim
         pipeline.refuse_while_running("load_table()")
-        if lane.keys is not None:
+        if tiered.keys is not None:
             raise ConfigError(f"table {name!r}: expected a table without keys for load_table(), got one with keys.")
         if vectors.ndim != 2 or vectors.shape[1] != width or len(vectors) > size:
             raise ConfigError(
@@ -104,7 +104,7 @@ class RowStore:
             )
         what = f"table {name!r}: vectors"
         vectors = as_numbers(what, vectors)
-        is_bfloat16 = lane.host.dtype == BFLOAT16
+        is_bfloat16 = tiered.host.dtype == BFLOAT16
         if vectors.dtype.kind == "f" and (vectors.dtype.itemsize > 4 or is_bfloat16):
             for start in range(0, len(vectors), AT_ONCE):
                 part = checked_float32(f"{what} from row {start}", vectors[start : start + AT_ONCE])
@@ -117,10 +117,10 @@ class RowStore:
             pipeline.finish_copies()
             for start in range(0, len(vectors), AT_ONCE):
                 part = np.array(vectors[start : start + AT_ONCE], np.float32)
-                rows = lane.group.table_starts[number] + np.arange(start, start + len(part))
-                state = np.full((len(part), lane.host.state.shape[1]), lane.host.first_state)
-                lane.put(rows, as_stored(part, lane.host.dtype), state)
-            lane.device.forget_watched()
+                rows = tiered.group.table_starts[number] + np.arange(start, start + len(part))
+                state = np.full((len(part), tiered.host.state.shape[1]), tiered.host.first_state)
+                tiered.put(rows, as_stored(part, tiered.host.dtype), state)
+            tiered.device.forget_watched()
             pipeline.finish_copies()
 
     @contextmanager
@@ -132,14 +132,14 @@ class RowStore:
         finally:
             self._pipeline.convert_read = None
 
-    def _find_table(self, name: str) -> tuple[Lane, int]:
-        """Return the lane of a table, and the table's number in it."""
+    def _find_table(self, name: str) -> tuple[TieredGroup, int]:
+        """Return the group of a table, and the table's number in it."""
         names: list[str] = []
-        for lane in self._pipeline.lanes:
-            of_lane = [table.name for table in lane.group.tables]
-            if name in of_lane:
-                return lane, of_lane.index(name)
-            names += of_lane
+        for tiered in self._pipeline.tiered_groups:
+            of_group = [table.name for table in tiered.group.tables]
+            if name in of_group:
+                return tiered, of_group.index(name)
+            names += of_group
         raise ConfigError(f"table: expected one of {', '.join(names)}, got {name!r}. Pass the name of its TableConfig.")
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
@@ -211,8 +211,8 @@ class RowStore:
     def _bfloat16_names(self) -> set[str]:
         """Return the names of arrays that hold bfloat16, which numpy does not have."""
         names = set()
-        for number, lane in enumerate(self._pipeline.lanes):
-            if lane.host.dtype == BFLOAT16:
+        for number, tiered in enumerate(self._pipeline.tiered_groups):
+            if tiered.host.dtype == BFLOAT16:
                 names |= {f"rows{number}.{name}" for name in ("weights", "watched.raw_values")}
         return names
 

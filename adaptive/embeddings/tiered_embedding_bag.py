@@ -117,7 +117,7 @@ class TieredEmbeddingBag(PooledVectors):
         self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps, self.rows_anchor)
         self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
         self.rows = RowStore(self._pipeline, self.statistics)
-        planners, keys = zip(*((lane.planner, lane.keys) for lane in self._pipeline.lanes), strict=True)
+        planners, keys = zip(*((tiered.planner, tiered.keys) for tiered in self._pipeline.tiered_groups), strict=True)
         groups = self._pipeline.groups
         view, self._hashed_view = RowView(groups, planners, keys), HashedView(groups)
         self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, view)
@@ -255,7 +255,7 @@ class TieredEmbeddingBag(PooledVectors):
         self.statistics.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     def _check_planned(self, planned: Planned) -> None:
-        check_planned(planned, self._pipeline.lanes)
+        check_planned(planned, self._pipeline.tiered_groups)
 
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
         if planned.whole.ended:
@@ -290,7 +290,7 @@ class TieredEmbeddingBag(PooledVectors):
 
     def report_loss(self, planned: Planned, loss: float) -> None:
         """Report the mean loss on `planned.batch.held_back`, after `step()`, to the policy."""
-        check_planned(planned, self._pipeline.lanes)
+        check_planned(planned, self._pipeline.tiered_groups)
         if planned.ended:
             raise ConfigError(
                 f"report_loss(): expected the current batch, got batch {planned.number}, which has ended. Report its "
@@ -311,9 +311,9 @@ class TieredEmbeddingBag(PooledVectors):
         if self._pipeline.lock.is_forked:
             return
         with self._pipeline.lock.held:
-            for lane in self._pipeline.lanes:
-                lane.device.close()
-                lane.host.close()
+            for tiered in self._pipeline.tiered_groups:
+                tiered.device.close()
+                tiered.host.close()
 
     def extra_repr(self) -> str:
         """Return lines of text: tables, number of device rows, tiers, policy and optimizer."""

@@ -199,16 +199,16 @@ class Tiers(Ours):
 
     def _store_every_row(self) -> None:
         """Do what loading a checkpoint of all rows does, without arrays of their size."""
-        (lane,) = self.bag.runtime.pipeline.lanes
-        weights = np.full((BLOCK_ROWS, lane.host.weights.shape[1]), STORED, np.float32)
-        state = np.zeros((BLOCK_ROWS, lane.host.state.shape[1]), np.float32)
+        (tiered,) = self.bag.runtime.pipeline.tiered_groups
+        weights = np.full((BLOCK_ROWS, tiered.host.weights.shape[1]), STORED, np.float32)
+        state = np.zeros((BLOCK_ROWS, tiered.host.state.shape[1]), np.float32)
 
         def store(first: int) -> None:
-            rows = np.arange(first, min(first + BLOCK_ROWS, lane.group.num_rows))
-            lane.host.write(rows, weights[: len(rows)], state[: len(rows)])
+            rows = np.arange(first, min(first + BLOCK_ROWS, tiered.group.num_rows))
+            tiered.host.write(rows, weights[: len(rows)], state[: len(rows)])
 
-        in_threads(store, range(0, lane.group.num_rows, BLOCK_ROWS))
-        lane.planner.tracker.codes[:] = ON_HOST
+        in_threads(store, range(0, tiered.group.num_rows, BLOCK_ROWS))
+        tiered.planner.tracker.codes[:] = ON_HOST
 
     def look_ahead(self, depth: int) -> None:
         """Set the depth from the next `stream` on."""

@@ -59,9 +59,9 @@ def test_a_file_of_rows_stays_bounded(tmp_path: Path) -> None:
             embeddings(planned)["item"].sum().backward()
             embeddings.step()
         embeddings.rows.flush()
-        (lane,) = embeddings.runtime.pipeline.lanes
-        sizes.append(lane.host.disk_bytes)
-        assert lane.keys is not None and 250 < len(embeddings.rows.table_keys("item")) < 600
-        used.append(lane.keys.tables[0].num_used)
+        (tiered,) = embeddings.runtime.pipeline.tiered_groups
+        sizes.append(tiered.host.disk_bytes)
+        assert tiered.keys is not None and 250 < len(embeddings.rows.table_keys("item")) < 600
+        used.append(tiered.keys.tables[0].num_used)
     assert max(used) <= 1.1 * used[3] < 700 and 0 < max(sizes) <= 1.1 * sizes[3] < 700 * 4 * 61 * 2
     embeddings.close()

@@ -33,6 +33,6 @@ def test_two_processes_train_with_keys_and_a_rule_for_inputs(pool: RankPool, tmp
         assert all(summary[name] > 0 for summary in summaries), name
     assert summaries[1]["samples_read"] > summaries[1]["samples"]
     with load_run(first) as run:
-        live = sum(lane.live_keys().sum() for lane in run.embeddings.runtime.pipeline.lanes)
+        live = sum(tiered.live_keys().sum() for tiered in run.embeddings.runtime.pipeline.tiered_groups)
     assert live == summaries[0]["live_keys"]
     assert trained(pool, 1, tmp_path / "2", "--steps", "2", *start)["live_keys"] > 0  # another number of ranks

@@ -165,7 +165,7 @@ def one_table(
 
 def planner_of(embeddings: TieredEmbeddingBag, group: int = 0) -> Planner:
     """The books of one group."""
-    return embeddings.runtime.pipeline.lanes[group].planner
+    return embeddings.runtime.pipeline.tiered_groups[group].planner
 
 
 def resident(embeddings: TieredEmbeddingBag) -> dict[int, int]:
@@ -304,11 +304,11 @@ def snapshot(embeddings: TieredEmbeddingBag, trainee: Trainee) -> Trained:
 def table_states(embeddings: TieredEmbeddingBag) -> dict[str, Floats]:
     """Table -> (num_embeddings, S) optimizer state, from what a checkpoint would hold."""
     arrays, found = embeddings.rows.state_arrays(), {}
-    for number, lane in enumerate(embeddings.runtime.pipeline.lanes):
-        first = reference.initial_state(lane.host.optimizer, lane.group.embedding_dim)
-        state = np.tile(first, (lane.group.num_rows, 1))
+    for number, tiered in enumerate(embeddings.runtime.pipeline.tiered_groups):
+        first = reference.initial_state(tiered.host.optimizer, tiered.group.embedding_dim)
+        state = np.tile(first, (tiered.group.num_rows, 1))
         state[arrays[f"rows{number}.changed"]] = arrays[f"rows{number}.state"]
-        for table, (start, stop) in zip(lane.group.tables, pairwise(lane.group.table_starts), strict=True):
+        for table, (start, stop) in zip(tiered.group.tables, pairwise(tiered.group.table_starts), strict=True):
             found[table.name] = state[start:stop]
     return found
 
@@ -316,11 +316,11 @@ def table_states(embeddings: TieredEmbeddingBag) -> dict[str, Floats]:
 def skipped_rows(embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], planned: Planned) -> Skipped:
     """The rows that a planned batch looks up and will not update."""
     skipped = {(name, row) for name, rows in table_rows(tables, planned.batch).items() for row in rows}
-    for lane, work in zip(embeddings.runtime.pipeline.lanes, planned.works, strict=True):
+    for tiered, work in zip(embeddings.runtime.pipeline.tiered_groups, planned.works, strict=True):
         assert work.plan is not None
-        rows, starts = work.plan.written_rows, lane.group.table_starts
+        rows, starts = work.plan.written_rows, tiered.group.table_starts
         numbers = np.searchsorted(starts, rows, side="right") - 1
-        skipped -= {(lane.group.tables[n].name, int(row - starts[n])) for n, row in zip(numbers, rows, strict=True)}
+        skipped -= {(tiered.group.tables[n].name, int(row - starts[n])) for n, row in zip(numbers, rows, strict=True)}
     return skipped
 
 

@@ -55,12 +55,12 @@ def hot_batches(count: int) -> Iterator[Batch]:
 def rows_by_key(embeddings: TieredEmbeddingBag) -> Rows:
     """All rows with keys, and those of keys without one."""
     rows: Rows = {}
-    for lane in embeddings.runtime.pipeline.lanes:
-        assert lane.keys is not None
-        for table in lane.keys.tables:
+    for tiered in embeddings.runtime.pipeline.tiered_groups:
+        assert tiered.keys is not None
+        for table in tiered.keys.tables:
             numbers = np.concatenate([[table.start], table.live_rows()])
-            weights, state = embeddings.runtime.pipeline.values(lane, numbers)
-            keys: list[int | None] = [None, *lane.keys.row_keys[numbers[1:]].tolist()]
+            weights, state = embeddings.runtime.pipeline.values(tiered, numbers)
+            keys: list[int | None] = [None, *tiered.keys.row_keys[numbers[1:]].tolist()]
             values = [(w.tobytes(), s.tobytes()) for w, s in zip(weights, state, strict=True)]
             rows[table.config.name] = dict(zip(keys, values, strict=True))
     return rows

@@ -13,7 +13,7 @@ import torch
 from adaptive import load_run
 from adaptive.config import TrainConfig
 from adaptive.embeddings.engine import key_changes
-from adaptive.embeddings.engine.lane import Lane
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.books import Tracker
 from adaptive.embeddings.planning.key_tables import KeyTable
 from adaptive.storage.durable import Disk
@@ -73,13 +73,13 @@ def digest(run: Path) -> tuple[str, dict[str, int]]:
     """Digest of (key, weights, state) by key of all tables and of the dense part; number of keys by table."""
     total, sizes = hashlib.sha256(), {}
     with load_run(run) as loaded:
-        for lane in loaded.embeddings.runtime.pipeline.lanes:
-            assert lane.keys is not None
-            for table in lane.keys.tables:
+        for tiered in loaded.embeddings.runtime.pipeline.tiered_groups:
+            assert tiered.keys is not None
+            for table in tiered.keys.tables:
                 rows = table.live_rows()
-                rows = np.concatenate([[table.start], rows[np.argsort(lane.keys.row_keys[rows])]])
-                values = loaded.embeddings.runtime.pipeline.values(lane, rows)
-                for array in (lane.keys.row_keys[rows[1:]], *values):
+                rows = np.concatenate([[table.start], rows[np.argsort(tiered.keys.row_keys[rows])]])
+                values = loaded.embeddings.runtime.pipeline.values(tiered, rows)
+                for array in (tiered.keys.row_keys[rows[1:]], *values):
                     total.update(array.tobytes())
                 sizes[table.config.name] = len(rows) - 1
         for value in loaded.model.state_dict().values():
@@ -130,7 +130,7 @@ def die_in_sweep(stage: str, number: int) -> None:
     elif stage == "discarded":
         hook(Tracker, "forget_rows", die_if_due)
     elif stage == "reset":
-        hook(Lane, "commit", lambda *_: None, die_if_due)
+        hook(TieredGroup, "commit", lambda *_: None, die_if_due)
     elif stage == "saved":
         hook(KeyTable, "state", lambda *_: None, die_if_due)
     elif stage == "synced":

@@ -199,30 +199,30 @@ class Run:
     def assert_host_at_rest(self) -> None:
         """No copy to the host is in flight."""
         pipeline = self.embeddings.runtime.pipeline
-        codes = [lane.planner.tracker.codes for lane in pipeline.lanes]
-        rows = [np.flatnonzero((of_lane < 0) & (of_lane & 1 != 0)) for of_lane in codes]
-        values = [lane.host.read(on_host) for lane, on_host in zip(pipeline.lanes, rows, strict=True)]
+        codes = [tiered.planner.tracker.codes for tiered in pipeline.tiered_groups]
+        rows = [np.flatnonzero((of_group < 0) & (of_group & 1 != 0)) for of_group in codes]
+        values = [tiered.host.read(on_host) for tiered, on_host in zip(pipeline.tiered_groups, rows, strict=True)]
         pipeline.finish_copies()
-        for lane, on_host, expected_values in zip(pipeline.lanes, rows, values, strict=True):
-            assert all(map(np.array_equal, expected_values, lane.host.read(on_host)))
+        for tiered, on_host, expected_values in zip(pipeline.tiered_groups, rows, values, strict=True):
+            assert all(map(np.array_equal, expected_values, tiered.host.read(on_host)))
 
     def assert_flushed(self) -> None:
         """Rows that changed, and will not change in a batch in flight, are also on the host."""
-        for lane in self.embeddings.runtime.pipeline.lanes:
-            slots = np.flatnonzero(lane.planner.slots.flags == books.CHANGED)
-            on_host = lane.host.read(lane.planner.slots.rows[slots])
-            assert all(map(np.array_equal, on_host, lane.device.read(slots)))
+        for tiered in self.embeddings.runtime.pipeline.tiered_groups:
+            slots = np.flatnonzero(tiered.planner.slots.flags == books.CHANGED)
+            on_host = tiered.host.read(tiered.planner.slots.rows[slots])
+            assert all(map(np.array_equal, on_host, tiered.device.read(slots)))
 
     def train_one(self, ready: ReadyBatch) -> None:
         pipeline = self.embeddings.runtime.pipeline
         pipeline.start_training(ready)
-        works = list(map(GroupBatch, pipeline.lanes, ready.plans, ready.sent))
+        works = list(map(GroupBatch, pipeline.tiered_groups, ready.plans, ready.sent))
         if self.forgets and ready.number % 2:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)
             return
         slope, inputs = (
-            self.embeddings.runtime.pipeline.lanes[0].device.send(np.array([0.25 + ready.number / 64], np.float32)),
+            pipeline.tiered_groups[0].device.send(np.array([0.25 + ready.number / 64], np.float32)),
             pipeline.inputs(ready),
         )
         dense, labels = inputs(ready.batch.dense), inputs(ready.batch.labels)  # sent ahead, with the plan

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline, thread_needed
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.books import books_bytes
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
 from adaptive.embeddings.planning.key_tables import GroupKeys, key_bytes
@@ -128,8 +128,8 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     needed = _lookups_needed(outline.groups, outline.policy, outline.skip)
     pools_on_host = outline.policy.misses == "host"
     least = least_searched(outline.tier, mover.device, needed, pools_on_host=pools_on_host)
-    lanes, sizes = _build_lanes(outline, mover, least)
-    pipeline = Pipeline(lanes, policy_caller, outline.tier, outline.skip, mover, outline.optimizer)
+    tiered_groups, sizes = _build_tiered_groups(outline, mover, least)
+    pipeline = Pipeline(tiered_groups, policy_caller, outline.tier, outline.skip, mover, outline.optimizer)
     pipeline.use_rate(outline.optimizer.lr)
     return pipeline, sizes
 
@@ -162,10 +162,10 @@ def _lookups_needed(groups: Sequence[Group], policy: Policy, skip: SkipConfig | 
 def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
     """Begin to watch the hottest rows of every group. Call it again if device memory ran out."""
     policy_caller = pipeline.policy_caller
-    for lane in pipeline.lanes:
-        capacity = hot_rows(lane.group, skip, optimizer)
-        lane.planner.watch(capacity, skip)
-        lane.device.watch(capacity if policy_caller.defers else 0)
+    for tiered in pipeline.tiered_groups:
+        capacity = hot_rows(tiered.group, skip, optimizer)
+        tiered.planner.watch(capacity, skip)
+        tiered.device.watch(capacity if policy_caller.defers else 0)
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -183,8 +183,10 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted.removesuffix("-torch"))
 
 
-def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | None) -> tuple[list[Lane], Sizes]:
-    """Create one lane for each group; return them with the sizes that fit into memory."""
+def _build_tiered_groups(
+    outline: Outline, mover: Mover, least: tuple[float, float] | None
+) -> tuple[list[TieredGroup], Sizes]:
+    """Create the tiers of each group; return them with the sizes that fit into memory."""
     groups, sizes, tier, optimizer = outline.groups, outline.sizes, outline.tier, outline.optimizer
     policy_caller = outline.policy_caller
     in_place = policy_caller.policy.misses == "host"
@@ -201,8 +203,8 @@ def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | No
     keys = [GroupKeys(group) if group.has_keys else None for group in groups]
     for host, of_group in zip(hosts, keys, strict=True):
         host.row_keys = None if of_group is None else of_group.row_keys
-    lanes = [
-        Lane(
+    tiered_groups = [
+        TieredGroup(
             host.group,
             host,
             device,
@@ -212,7 +214,7 @@ def _build_lanes(outline: Outline, mover: Mover, least: tuple[float, float] | No
         )
         for host, device, of_group in zip(hosts, devices, keys, strict=True)
     ]
-    return lanes, sizes
+    return tiered_groups, sizes
 
 
 def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bool, own_pages: bool) -> HostTier:

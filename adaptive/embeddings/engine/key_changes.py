@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from adaptive.arrays import Int64s
-from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.errors import AdaptiveError
 
@@ -27,38 +27,38 @@ def give_rows(
     """
     if not pipeline.has_keys:
         return queued
-    number, all_lookups, of_lanes = pipeline.next_number, list(queued.lookups), dict[int, KeyChanges]()
-    for place, lane in enumerate(pipeline.lanes):
-        if lane.keys is None:
+    number, all_lookups, of_groups = pipeline.next_number, list(queued.lookups), dict[int, KeyChanges]()
+    for place, tiered in enumerate(pipeline.tiered_groups):
+        if tiered.keys is None:
             continue
         # A row may change its key: until `_commit` has emptied it, it has the values of the key that lost it.
         with pipeline.lock.changing(f"keys of batch {number} were given rows") as change:
             with pipeline.stopwatch.stage("plan"), pipeline.lock.held:
-                of_batch = queued.lookups[place], queued.batch, number, lane.planner.slots.last_access
+                of_batch = queued.lookups[place], queued.batch, number, tiered.planner.slots.last_access
                 try:
-                    lookups, changes = lane.keys.prepare(*of_batch)
+                    lookups, changes = tiered.keys.prepare(*of_batch)
                 except AdaptiveError:  # refused before anything has changed
                     change.complete()
                     raise
             try:
-                _release(pipeline, lane, changes, depth, change.outside(wait_until_trained))
+                _release(pipeline, tiered, changes, depth, change.outside(wait_until_trained))
             finally:  # even if the look-ahead ends while it waits: these keys are gone from the index
                 with pipeline.lock.held:
                     _commit(pipeline, place, changes)
                 change.complete()
         if changes.failure is not None:
             raise changes.failure
-        all_lookups[place], of_lanes[place] = lookups, changes
-    return queued._replace(lookups=all_lookups, key_changes=of_lanes)
+        all_lookups[place], of_groups[place] = lookups, changes
+    return queued._replace(lookups=all_lookups, key_changes=of_groups)
 
 
 def _release(
-    pipeline: Pipeline, lane: Lane, changes: KeyChanges, depth: int, wait_until_trained: Callable[[int], None]
+    pipeline: Pipeline, tiered: TieredGroup, changes: KeyChanges, depth: int, wait_until_trained: Callable[[int], None]
 ) -> None:
     """Let training catch up if rows that lost their keys are watched, or feedback about them is to come."""
     if changes.latest_use is None:
         return
-    number, skipper, watched = pipeline.next_number, lane.skipper, np.zeros(0, np.int64)
+    number, skipper, watched = pipeline.next_number, tiered.skipper, np.zeros(0, np.int64)
     # The lag, not the depth: with a delay above the depth, feedback about these rows may come when no batch in flight
     # uses them any more, and by then their numbers belong to other keys.
     catches_up = changes.latest_use + pipeline.feedback.lag(depth) >= number
@@ -67,19 +67,19 @@ def _release(
         watched = np.sort(watched[watched >= 0])
         catches_up |= len(watched) > 0
     if catches_up:
-        stop_watching(pipeline, [(lane, watched)], wait_until_trained)
+        stop_watching(pipeline, [(tiered, watched)], wait_until_trained)
 
 
 def _commit(pipeline: Pipeline, place: int, changes: KeyChanges) -> None:
     if len(changes.freed) or len(changes.admitted):
         pipeline.notifier.expire(place, changes.freed)
-        pipeline.lanes[place].commit(changes, pipeline.next_number)
+        pipeline.tiered_groups[place].commit(changes, pipeline.next_number)
 
 
 def stop_watching(
-    pipeline: Pipeline, leaving: Sequence[tuple[Lane, Int64s]], wait_until_trained: Callable[[int], None]
+    pipeline: Pipeline, leaving: Sequence[tuple[TieredGroup, Int64s]], wait_until_trained: Callable[[int], None]
 ) -> None:
-    """Stop watching entries of lanes, once training has caught up with planning.
+    """Stop watching entries of groups, once training has caught up with planning.
 
     Nothing is lost: accumulated updates (deferred) of these rows are applied. That requires their sums, and renumbering
     entries requires that no batch is in flight.
@@ -90,7 +90,7 @@ def stop_watching(
     with pipeline.lock.held, pipeline.lock.changing(f"watched rows left before batch {number}"):
         pipeline.mover.rest(number - 1)
         pipeline.finish_copies()
-        for lane, entries in leaving:
+        for tiered, entries in leaving:
             if len(entries):
-                lane.evict_watched(entries)
+                tiered.evict_watched(entries)
         pipeline.finish_copies()

@@ -233,8 +233,8 @@ def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], 
     The selection follows from lookups and batch numbers alone.
     """
     number = pipeline.next_number
-    skippers = [(lane, lane.skipper) for lane in pipeline.lanes]
-    leaving = [(lane, skipper.inactive_entries(number)) for lane, skipper in skippers if skipper is not None]
+    skippers = [(tiered, tiered.skipper) for tiered in pipeline.tiered_groups]
+    leaving = [(tiered, skipper.inactive_entries(number)) for tiered, skipper in skippers if skipper is not None]
     if not any(len(entries) for _, entries in leaving):
         return
     stop_watching(pipeline, leaving, wait_until_trained)
@@ -251,7 +251,7 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Queue
     window = policy.window
     spare = 0 if arranges(policy) else pipeline.lookups_ahead.num_ahead
     ahead: deque[LookedUp] = deque()
-    glances: deque[list[Distinct]] = deque()  # for each batch in the window, the rows of each lane
+    glances: deque[list[Distinct]] = deque()  # for each batch in the window, the rows of each group
 
     def found(lookups: Callable[[], list[Lookups]]) -> list[Lookups]:
         with pipeline.stopwatch.stage("find"):  # the part of `plan` that waits for helpers or the device
@@ -263,10 +263,9 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Queue
             if glances:
                 glances.popleft()
             for _, later in islice(ahead, len(glances), window):
-                glances.append(
-                    [lane.glance(of_lane) for lane, of_lane in zip(pipeline.lanes, found(later), strict=True)]
-                )
-            windows = [[rows[i] for rows in glances] for i in range(len(pipeline.lanes))]
+                of_groups = zip(pipeline.tiered_groups, found(later), strict=True)
+                glances.append([tiered.glance(of_group) for tiered, of_group in of_groups])
+            windows = [[rows[i] for rows in glances] for i in range(len(pipeline.tiered_groups))]
             return QueuedBatch(batch, found(all_lookups), windows)
 
     failure: Exception | None = None

@@ -19,7 +19,7 @@ from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
 from adaptive.embeddings.engine.feedback import FeedbackQueue
 from adaptive.embeddings.engine.integrity import TableLock
-from adaptive.embeddings.engine.lane import Lane, LateFetches, table_names
+from adaptive.embeddings.engine.tiered_group import LateFetches, TieredGroup, table_names
 from adaptive.embeddings.planning.access_events import AccessNotifier
 from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead, check_batch, plan_threads
@@ -43,9 +43,9 @@ class QueuedBatch(NamedTuple):
     """A batch to be planned."""
 
     batch: Batch
-    lookups: list[Lookups]  # of each lane
-    windows: list[list[Distinct]]  # for each lane, the distinct rows of the batches that follow it, nearest first
-    key_changes: Mapping[int, KeyChanges] = {}  # lane with keys -> keys that came and left
+    lookups: list[Lookups]  # of each group
+    windows: list[list[Distinct]]  # for each group, the distinct rows of the batches that follow it, nearest first
+    key_changes: Mapping[int, KeyChanges] = {}  # group with keys -> keys that came and left
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ReadyBatch:
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
     update_sizes: UpdateSizes  # of the batches whose feedback was taken in before this one was planned
-    index_places: Mapping[int, int]  # lane with keys -> places of its index, as of this batch
+    index_places: Mapping[int, int]  # group with keys -> places of its index, as of this batch
     arrived: Future[None] | None
     """Done once all rows are in place, or moving them failed; None: training gets the batch only after that."""
 
@@ -123,17 +123,17 @@ class Pipeline:
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        tiered_groups: Sequence[TieredGroup],
         policy_caller: PolicyCaller,
         tier: TierConfig,
         skip: SkipConfig | None,
         mover: Mover,
         optimizer: RowOptimizer,
     ) -> None:
-        self.lanes = tuple(lanes)
+        self.tiered_groups = tuple(tiered_groups)
         self.policy_caller = policy_caller
         self.mover = mover
-        self.groups = tuple(lane.group for lane in self.lanes)
+        self.groups = tuple(tiered.group for tiered in self.tiered_groups)
         self.has_keys = any(group.has_keys for group in self.groups)
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
@@ -143,11 +143,11 @@ class Pipeline:
         threads = plan_threads(tier, on_cpu=on_cpu, training_threads=get_num_threads() if in_turn else 1)
         self.plans_in_turn = threads == 0
         shared = get_num_threads() if self.plans_in_turn else 1
-        for lane in self.lanes:
-            lane.planner.tracker.threads = lane.host.threads = shared
-        searchers, helpers = [lane.device.searcher for lane in self.lanes], max(threads - 1, 0)
+        for tiered in self.tiered_groups:
+            tiered.planner.tracker.threads = tiered.host.threads = shared
+        searchers, helpers = [tiered.device.searcher for tiered in self.tiered_groups], max(threads - 1, 0)
         self.lookups_ahead = LookupsAhead(self.groups, helpers, searchers, mover.enter_thread, shared)
-        self.lock = TableLock(lambda: table_names(self.lanes))
+        self.lock = TableLock(lambda: table_names(self.tiered_groups))
         self.stopwatch = Stopwatch()
         self.next_number = 0
         self.trained = self.updated = -1
@@ -159,12 +159,12 @@ class Pipeline:
         self.ending = False
         self.is_busy = False
         self._planned: list[ReadyBatch] = []  # the latest batches, including all that are in flight
-        planners = [lane.planner for lane in self.lanes]
-        self.notifier = AccessNotifier(planners, policy_caller, [lane.keys for lane in self.lanes])
+        planners = [tiered.planner for tiered in self.tiered_groups]
+        self.notifier = AccessNotifier(planners, policy_caller, [tiered.keys for tiered in self.tiered_groups])
         self.feedback = FeedbackQueue(planners, policy_caller, skip)
-        self._late_fetches = LateFetches([lane.device for lane in self.lanes], self.stopwatch)
+        self._late_fetches = LateFetches([tiered.device for tiered in self.tiered_groups], self.stopwatch)
         self.evicted_between_batches: deque[tuple[int, Int64s]] = deque()
-        self.peak_slots = [0] * len(self.lanes)
+        self.peak_slots = [0] * len(self.tiered_groups)
         self.convert_read: Callable[[Rows], Rows] | None = None
 
     @property
@@ -246,8 +246,8 @@ class Pipeline:
     def use_rate(self, lr: float) -> None:
         """Set the learning rate; each table multiplies it by `lr_scale`. For the training thread."""
         self.rate = lr
-        for lane in self.lanes:
-            lane.device.use(lane.host.optimizer.at(lr * lane.group.lr_scale))
+        for tiered in self.tiered_groups:
+            tiered.device.use(tiered.host.optimizer.at(lr * tiered.group.lr_scale))
 
     def start_training(self, ready: ReadyBatch) -> None:
         """Called by the training thread before a batch, when all earlier ones are trained."""
@@ -328,11 +328,11 @@ class Pipeline:
         number = self.next_number
         with self.stopwatch.stage("plan"):
             plans = [
-                lane.planner.commit(lookups, arrival)
-                for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
+                tiered.planner.commit(lookups, arrival)
+                for tiered, lookups, arrival in zip(self.tiered_groups, all_lookups, arrivals, strict=True)
             ]
-            for lane_number, changes in key_changes.items():
-                plans[lane_number].tally[:] += changes.tally
+            for group_number, changes in key_changes.items():
+                plans[group_number].tally[:] += changes.tally
             parts = self._describe_parts(batch, plans, arrivals)
             # First a buffer, which is free once the batch that used it is trained; the plan is sent through it. The
             # samples go with the plan of the first group: one copy less.
@@ -340,10 +340,10 @@ class Pipeline:
             arrays = [batch.dense, batch.labels, *batch.extras.values()]
             inputs = [arrays, *[()] * (len(plans) - 1)]
             sent = [
-                lane.device.upload_plan(plan, buffer, along)
-                for lane, plan, along in zip(self.lanes, plans, inputs, strict=True)
+                tiered.device.upload_plan(plan, buffer, along)
+                for tiered, plan, along in zip(self.tiered_groups, plans, inputs, strict=True)
             ]
-            index_places = {lane_number: changes.num_places for lane_number, changes in key_changes.items()}
+            index_places = {group_number: changes.num_places for group_number, changes in key_changes.items()}
             reported = self.feedback.reported, self.feedback.update_sizes
             ready = ReadyBatch(batch, plans, sent, parts, *reported, index_places, Future() if parts else None)
             self.next_number = number + 1
@@ -354,13 +354,15 @@ class Pipeline:
 
     def inputs(self, ready: ReadyBatch) -> Send:
         """Return the function that makes device tensors from a batch's arrays."""
-        return self.lanes[0].device.inputs(ready.sent[0])
+        return self.tiered_groups[0].device.inputs(ready.sent[0])
 
     def _move(self, ready: ReadyBatch) -> None:
         """Write back, then fetch. Errors also go to `arrived`."""
         try:
-            for number, (lane, plan, sent) in enumerate(zip(self.lanes, ready.plans, ready.sent, strict=True)):
-                lane.move(plan, sent, self.stopwatch)
+            for number, (tiered, plan, sent) in enumerate(
+                zip(self.tiered_groups, ready.plans, ready.sent, strict=True)
+            ):
+                tiered.move(plan, sent, self.stopwatch)
                 self._late_fetches.poison_host(number, plan)
             if not ready.may_start:
                 self.mover.end_moves(ready.number)
@@ -390,12 +392,12 @@ class Pipeline:
         It is run in one pass if no part could start before all rows have arrived. Only the kind of tier decides that,
         never the depth or which rows are missing, because a sum over parts rounds differently.
         """
-        pools_parts = all(lane.device.pools_parts for lane in self.lanes)
+        pools_parts = all(tiered.device.pools_parts for tiered in self.tiered_groups)
         if not batch.part_sizes or not pools_parts:
             return []
         return [
-            describe_parts(lane.group, batch, plan, arrival)
-            for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True)
+            describe_parts(tiered.group, batch, plan, arrival)
+            for tiered, plan, arrival in zip(self.tiered_groups, plans, arrivals, strict=True)
         ]
 
     @contextmanager
@@ -406,7 +408,7 @@ class Pipeline:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            slots = [lane.device.num_slots for lane in self.lanes]
+            slots = [tiered.device.num_slots for tiered in self.tiered_groups]
             raise out_of_memory(error, when, self.groups, slots, self._optimizer) from error
 
     # --- rows between moves ----------------------------------------------------------------------------------
@@ -419,25 +421,25 @@ class Pipeline:
         """Finish all moves of rows. For the training thread, which holds the lock."""
         self._late_fetches.copy_current()
         self.mover.finish_copies()
-        for lane in self.lanes:
-            lane.device.finish_host_writes()
+        for tiered in self.tiered_groups:
+            tiered.device.finish_host_writes()
 
-    def values(self, lane: Lane, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Floats]:
-        """Finish all moves, then return `Lane.values`. The caller holds the lock."""
+    def values(self, tiered: TieredGroup, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Floats]:
+        """Finish all moves, then return `TieredGroup.values`. The caller holds the lock."""
         self.finish_copies()
-        return lane.values(rows, with_waiting=with_waiting)
+        return tiered.values(rows, with_waiting=with_waiting)
 
     def flush(self) -> None:
         """Write changed rows back to the host tier, and that to its files."""
         with self.lock:
             self.write_all_back()
-            for lane in self.lanes:
-                lane.host.flush()
+            for tiered in self.tiered_groups:
+                tiered.host.flush()
 
     def write_all_back(self) -> None:
         """Write changed rows back; they keep their slots. The caller holds the lock."""
         self._late_fetches.copy_current()
         self.mover.catch_up()
-        for lane in self.lanes:
-            lane.write_back_changed(self.trained)
+        for tiered in self.tiered_groups:
+            tiered.write_back_changed(self.trained)
         self.finish_copies()

@@ -21,9 +21,9 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 
 def _resize_group(pipeline: Pipeline, number: int, num_slots: int, victims: Int64s) -> Int64s:
     """Change a group's number of slots; return its evicted rows (tables,). Under the lock, with no batch in flight."""
-    lane = pipeline.lanes[number]
-    pipeline.notifier.leave(number, lane.rows_in(victims))
-    return lane.resize(num_slots, victims)
+    tiered = pipeline.tiered_groups[number]
+    pipeline.notifier.leave(number, tiered.rows_in(victims))
+    return tiered.resize(num_slots, victims)
 
 
 def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int] | None:
@@ -52,9 +52,9 @@ def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
         pipeline.write_all_back()
         for n in givers_first:
             if slots[n] != now[n]:
-                lane = pipeline.lanes[n]
-                taken = lane.taken_slots()  # all idle
-                victims = lane.oldest(taken, len(taken) - slots[n])
+                tiered = pipeline.tiered_groups[n]
+                taken = tiered.taken_slots()  # all idle
+                victims = tiered.oldest(taken, len(taken) - slots[n])
                 pipeline.evicted_between_batches.append((n, _resize_group(pipeline, n, slots[n], victims)))
         pipeline.finish_copies()
     logger.info("batch %d: slots rebalanced across widths: %s", number, list(slots))
@@ -66,8 +66,8 @@ def describe_shortage(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> De
     if len(now) == 1 or _is_enough(needed, now):  # of a single group, its planner has raised the error
         return None
     parts = [
-        f"{need:,} of width {lane.group.embedding_dim} (most for table {largest_table(lane.group, lookups.distinct)})"
-        for lane, lookups, need in zip(pipeline.lanes, queued.lookups, needed, strict=True)
+        f"{need:,} of width {group.embedding_dim} (most for table {largest_table(group, lookups.distinct)})"
+        for group, lookups, need in zip(pipeline.groups, queued.lookups, needed, strict=True)
     ]
     rows = [group.num_rows for group in pipeline.groups]
     enough = sum(map(min, rows, map(max, needed, pipeline.peak_slots)))
@@ -82,23 +82,23 @@ def describe_shortage(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> De
 
 
 def _count_slots(pipeline: Pipeline) -> list[int]:
-    return [lane.device.num_slots for lane in pipeline.lanes]
+    return [tiered.device.num_slots for tiered in pipeline.tiered_groups]
 
 
 def _count_needed_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]:
     """Return the slots of each group for the next batch and `depth` earlier ones."""
     number = pipeline.next_number
     return [
-        lane.planner.slots_needed(lookups.distinct, number, depth)
-        for lane, lookups in zip(pipeline.lanes, queued.lookups, strict=True)
+        tiered.planner.slots_needed(lookups.distinct, number, depth)
+        for tiered, lookups in zip(pipeline.tiered_groups, queued.lookups, strict=True)
     ]
 
 
 def _slot_costs(pipeline: Pipeline) -> list[int]:
     """Return the cost of a slot of each group: 1, or its bytes if `device_rows` is in bytes."""
     if pipeline.tier.device_rows.endswith("%") or pipeline.tier.device_rows.isdigit():
-        return [1] * len(pipeline.lanes)
-    return [sum(lane.host.num_bytes) // lane.group.num_rows for lane in pipeline.lanes]
+        return [1] * len(pipeline.tiered_groups)
+    return [sum(tiered.host.num_bytes) // tiered.group.num_rows for tiered in pipeline.tiered_groups]
 
 
 def _is_enough(needed: Sequence[int], have: Sequence[int]) -> bool:

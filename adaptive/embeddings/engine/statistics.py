@@ -53,11 +53,11 @@ class StatisticsCollector:
     def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
         self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
         self._counts, self._counts_taken = self._zeros(), self._zeros()  # since the start, and until the latest `take`
-        num_tables = [len(lane.group.tables) for lane in pipeline.lanes]
-        self._first_tables: list[int] = [0, *np.cumsum(num_tables)[:-1].tolist()]  # of each lane
+        num_tables = [len(tiered.group.tables) for tiered in pipeline.tiered_groups]
+        self._first_tables: list[int] = [0, *np.cumsum(num_tables)[:-1].tolist()]  # of each group
         # Rows on the device and keys with a row that no count explains: a sum for each batch would take longer.
         self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
-        self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
+        self._watched = [tiered.planner.watched_counts() for tiered in pipeline.tiered_groups]
         self._policy: Mapping[str, float] = {}
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
@@ -72,7 +72,7 @@ class StatisticsCollector:
             batches_in_parts=self._in_parts,
             batches_waited=self._waited,
             counts=self._counts - self._counts_taken,
-            device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
+            device_rows=sum(tiered.device.num_slots for tiered in pipeline.tiered_groups),
             resident_rows=self._resident + self._counts @ _IS_RESIDENT,
             live_keys=self._live + self._counts @ _IS_LIVE,
             index_places=self._places.copy(),
@@ -103,7 +103,9 @@ class StatisticsCollector:
 
     def table_rows(self) -> dict[str, int]:
         """Return table -> number of rows, in the order of `table_names`."""
-        return {table.name: table.num_embeddings for lane in self._pipeline.lanes for table in lane.group.tables}
+        return {
+            table.name: table.num_embeddings for tiered in self._pipeline.tiered_groups for table in tiered.group.tables
+        }
 
     @property
     def batches_trained(self) -> int:
@@ -117,46 +119,49 @@ class StatisticsCollector:
         with use.
         """
         totals = dict.fromkeys((*MEMORY, "pinned_buffers", "device_buffers"), 0)
-        for lane in self._pipeline.lanes:
-            weights, state, sums = lane.device.num_bytes
-            bookkeeping = lane.planner.num_bytes + key_bytes(lane.group)
+        for tiered in self._pipeline.tiered_groups:
+            weights, state, sums = tiered.device.num_bytes
+            bookkeeping = tiered.planner.num_bytes + key_bytes(tiered.group)
             of_device = (weights, state, bookkeeping, sums)
-            parts = (*lane.host.num_bytes, *of_device, *lane.device.buffer_bytes)
+            parts = (*tiered.host.num_bytes, *of_device, *tiered.device.buffer_bytes)
             for name, size in zip(totals, parts, strict=True):
                 totals[name] += size
         return totals
 
     def host_io(self) -> dict[str, int]:
         """Return `reads`, `bytes_read`, `writes`, `bytes_written` of files, not of rows in place."""
-        counts = [asdict(lane.host.io) for lane in self._pipeline.lanes]
+        counts = [asdict(tiered.host.io) for tiered in self._pipeline.tiered_groups]
         return {name: sum(count[name] for count in counts) for name in counts[0]}
 
     @property
     def hot_set_is_full(self) -> bool:
         """True if no more rows can be watched in some group."""
-        skippers = [lane.skipper for lane in self._pipeline.lanes]
+        skippers = [tiered.skipper for tiered in self._pipeline.tiered_groups]
         return any(skipper is not None and skipper.hot.num_entries == skipper.hot.capacity for skipper in skippers)
 
     def device_rows_text(self) -> str:
         """Return one sentence with the number of device rows and the reason for it."""
-        if self._sizes.slots != tuple(lane.device.num_slots for lane in self._pipeline.lanes):
+        if self._sizes.slots != tuple(tiered.device.num_slots for tiered in self._pipeline.tiered_groups):
             self.resize("rebalanced across widths according to demand")
         return self._sizes.text
 
     def resize(self, reason: str) -> None:
         """Take over the current numbers of slots, with the reason for them as text."""
-        lanes = self._pipeline.lanes
-        groups, slots = [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes]
+        tiered_groups = self._pipeline.tiered_groups
+        groups, slots = (
+            [tiered.group for tiered in tiered_groups],
+            [tiered.device.num_slots for tiered in tiered_groups],
+        )
         self._sizes = resized(groups, slots, self._optimizer, reason)
 
     def _places_now(self) -> NDArray[np.int64]:
         """Return `Statistics.index_places` while no batch is in flight."""
         places = self._zeros()[:, 0]
-        places[self._first_tables] = [lane.index_places for lane in self._pipeline.lanes]
+        places[self._first_tables] = [tiered.index_places for tiered in self._pipeline.tiered_groups]
         return places
 
     def _zeros(self) -> NDArray[np.int64]:
-        tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
+        tables = sum(len(tiered.group.tables) for tiered in self._pipeline.tiered_groups)
         return np.zeros((tables, len(Counter)), np.int64)
 
     def add(self, ready: ReadyBatch, *, in_parts: bool, waited: bool) -> None:
@@ -172,8 +177,8 @@ class StatisticsCollector:
             self._resident[self._first_tables[group] :][: len(evicted)] -= evicted
         self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]
         self._policy, self._updates = ready.reported, ready.update_sizes
-        for lane, num_places in ready.index_places.items():
-            self._places[self._first_tables[lane]] = num_places
+        for tiered, num_places in ready.index_places.items():
+            self._places[self._first_tables[tiered]] = num_places
 
     def refresh(self, *, recount: bool) -> None:
         """Take over watched rows and updates as they are now, when no batch is in flight.
@@ -182,13 +187,15 @@ class StatisticsCollector:
         planned have been counted.
         """
         self._updates = self._pipeline.feedback.current_update_sizes()
-        self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
+        self._watched = [tiered.planner.watched_counts() for tiered in self._pipeline.tiered_groups]
         if not recount:
             return
         self._pipeline.evicted_between_batches.clear()
-        resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
+        resident = np.concatenate([tiered.planner.resident_per_table() for tiered in self._pipeline.tiered_groups])
         self._resident = resident - self._counts @ _IS_RESIDENT
-        self._live = np.concatenate([lane.live_keys() for lane in self._pipeline.lanes]) - self._counts @ _IS_LIVE
+        self._live = (
+            np.concatenate([tiered.live_keys() for tiered in self._pipeline.tiered_groups]) - self._counts @ _IS_LIVE
+        )
         self._places = self._places_now()
 
     def _watched_rows(self) -> dict[str, NDArray[np.int64]]:

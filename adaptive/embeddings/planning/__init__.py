@@ -15,7 +15,6 @@ How a row is numbered, step by step:
 The other words, each with one meaning everywhere (`docs/explanation/design.md` has those of the whole project):
 
     row         one vector of a table, with its optimizer state.
-    lane        a group with its tiers and its planner.
     lookup      one id in a batch. `Lookups` has a batch's *distinct rows*, its *bags* (lookups that are pooled into one
                 vector) and its lookups by row.
     plan        everything decided about one batch before it is trained: moves, pooling, row updates.

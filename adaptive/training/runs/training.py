@@ -173,13 +173,13 @@ def _load_rows(
 ) -> None:
     """Load the saved rows without learning rate and watched rows of the other run."""
     embeddings = components.embeddings
-    lanes = embeddings.runtime.pipeline.lanes
+    tiered_groups = embeddings.runtime.pipeline.tiered_groups
 
     def changed(rows: Mapping[str, NDArray[Any] | Stored]) -> dict[str, NDArray[Any] | Stored]:
         arrays = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
-        for number, lane in enumerate(lanes if arrays and not keep_state else ()):
-            count, first = len(whole(arrays[f"rows{number}.changed"])), lane.host.first_state
-            arrays[f"rows{number}.state"] = np.full((count, lane.host.state.shape[1]), first, np.float32)
+        for number, tiered in enumerate(tiered_groups if arrays and not keep_state else ()):
+            count, first = len(whole(arrays[f"rows{number}.changed"])), tiered.host.first_state
+            arrays[f"rows{number}.state"] = np.full((count, tiered.host.state.shape[1]), first, np.float32)
             arrays[f"rows{number}.first_state"] = np.array([first], np.float32)
         return arrays
 

@@ -139,4 +139,4 @@ def test_bytes_of_sums_and_squares(optimizer: RowOptimizer, squares: int, device
     """Of the sums of 100 watched rows, and on a torch device of the marks of those that wait."""
     tier = TierConfig(device_rows="10%", device=device)
     embeddings = TieredEmbeddingBag([TABLE], tier, policy=Defer, optimizer=optimizer, skip=SKIP)
-    assert embeddings.runtime.pipeline.lanes[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)
+    assert embeddings.runtime.pipeline.tiered_groups[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)

@@ -105,7 +105,7 @@ def test_an_error_in_an_update_marks_the_tables(monkeypatch: pytest.MonkeyPatch)
     def failing(*given: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(bag.runtime.pipeline.lanes[0].device, "update", failing)
+    monkeypatch.setattr(bag.runtime.pipeline.tiered_groups[0].device, "update", failing)
     with pytest.raises(MemoryError):
         train(bag, 2, 0)
     with pytest.raises(AdaptiveError, match=rf"{REFUSED} rows of batch 0 were updated \(MemoryError\)"):

@@ -318,11 +318,11 @@ def test_the_row_of_a_key_in_views() -> None:
     view, hashed = embeddings.runtime.view, embeddings._hashed_view
     rows, buckets = view.rows(batch), hashed.rows(batch)
     names = embeddings.table_names
-    for lane in embeddings.runtime.pipeline.lanes:
-        for table in lane.keys.tables if lane.keys is not None else []:
+    for tiered in embeddings.runtime.pipeline.tiered_groups:
+        for table in tiered.keys.tables if tiered.keys is not None else []:
             start = int(view.table_starts[names.index(table.config.name)])
             live = table.live_rows()
-            held = dict(zip(lane.keys.row_keys[live].tolist(), (live - table.start).tolist(), strict=True))
+            held = dict(zip(tiered.keys.row_keys[live].tolist(), (live - table.start).tolist(), strict=True))
             for name in table.config.feature_names:
                 span = batch.feature_span(embeddings.features.index(name))
                 assert (rows[span] - start).tolist() == [held.get(key, 0) for key in batch.ids[span].tolist()]
@@ -373,11 +373,11 @@ def test_the_load_of_the_index_is_that_of_the_latest_trained_batch() -> None:
             embeddings.step()
             if number % 4 == 3:
                 places[-1].append(embeddings.statistics.take().index_places.tolist())
-        lanes = embeddings.runtime.pipeline.lanes
+        tiered_groups = embeddings.runtime.pipeline.tiered_groups
         taken = embeddings.statistics.take()
         order = [embeddings.table_names.index(name) for name in ("item", "user", "shop")]
-        assert taken.index_places[order].tolist() == [lanes[order[2] == 0].index_places, 0, 1640]
-        assert 0.3 < taken.live_keys[order[:2]].sum() / lanes[order[2] == 0].index_places <= 5 / 8
+        assert taken.index_places[order].tolist() == [tiered_groups[order[2] == 0].index_places, 0, 1640]
+        assert 0.3 < taken.live_keys[order[:2]].sum() / tiered_groups[order[2] == 0].index_places <= 5 / 8
     assert places[0] == places[1] and len(set(map(tuple, places[0]))) > 5
 
 
@@ -437,7 +437,7 @@ def test_a_key_that_returns_starts_where_it_started() -> None:
     assert first[0] == first[4] != first[1]
     expected = reference.initial_row(reference.table_key("item", 0), 5 + 2**63, 3, 1 / 2).tobytes()
     assert first[0] == expected
-    tracker = embeddings.runtime.pipeline.lanes[0].planner.tracker
+    tracker = embeddings.runtime.pipeline.tiered_groups[0].planner.tracker
     assert sorted(tracker.accesses[tracker.seen_rows()]) == [1, 2]  # 5 once, 6 twice
 
 
@@ -488,11 +488,11 @@ def test_a_loop_that_ends_early_leaves_tables_that_train_on() -> None:
                 break
         with pytest.warns(UserWarning, match="closed with [1-4] planned batches that are not trained, whose lookups"):
             ahead.close()
-        for lane in embeddings.runtime.pipeline.lanes:
-            assert lane.keys is not None
-            for table in lane.keys.tables:
-                assert (lane.planner.slots.last_access(table.live_rows()) > 0).all()
-                assert not lane.planner.tracker.codes[table.freed_rows()].any()
+        for tiered in embeddings.runtime.pipeline.tiered_groups:
+            assert tiered.keys is not None
+            for table in tiered.keys.tables:
+                assert (tiered.planner.slots.last_access(table.live_rows()) > 0).all()
+                assert not tiered.planner.tracker.codes[table.freed_rows()].any()
         again = TieredEmbeddingBag(TABLES, FAST)
         again.rows.load_state_arrays(embeddings.rows.state_arrays())
         assert rows_by_key(again) == rows_by_key(embeddings)

@@ -24,7 +24,7 @@ from support.helpers import (
 )
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.lane import LateFetches
+from adaptive.embeddings.engine.tiered_group import LateFetches
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policy import Policy
 

@@ -49,12 +49,12 @@ def test_a_small_table_of_another_width_becomes_resident(device_rows: str) -> No
     for depth in (0, 4):
         embeddings, found = trained(device_rows, batches, depth)
         assert all(np.array_equal(found[name], everything[name]) for name in everything)
-        slots = [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes]
+        slots = [tiered.device.num_slots for tiered in embeddings.runtime.pipeline.tiered_groups]
         if depth:
             assert slots[1] == 500, "all of it: batches ask for more than half"
         statistics = embeddings.statistics.take()
         assert statistics.resident_rows.tolist() == [
-            int(lane.planner.resident_per_table()[0]) for lane in embeddings.runtime.pipeline.lanes
+            int(tiered.planner.resident_per_table()[0]) for tiered in embeddings.runtime.pipeline.tiered_groups
         ]
 
 
@@ -63,12 +63,12 @@ def test_the_code_of_a_gpu_shares_them_too() -> None:
     embeddings, found = trained("10%", batches, device="cpu-torch")
     _, everything = trained("100%", batches)
     assert all(np.array_equal(found[name], everything[name]) for name in everything)
-    assert [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes] == [9_550, 500]
+    assert [tiered.device.num_slots for tiered in embeddings.runtime.pipeline.tiered_groups] == [9_550, 500]
 
 
 def test_all_slots_together_stay_as_many_as_were_set() -> None:
     embeddings, _ = trained("10%", clicks(4))
-    slots = [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes]
+    slots = [tiered.device.num_slots for tiered in embeddings.runtime.pipeline.tiered_groups]
     assert slots == [9_550, 500]
     assert embeddings.runtime.view.device_rows == 10_050
     assert "10,050 of 100,500 rows" in embeddings.statistics.device_rows_text()
@@ -114,10 +114,10 @@ def test_rows_stay_when_other_slots_are_released() -> None:
     embeddings = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="1%", poison=True), policy=LFU)
     few = [one_hot_batch(np.zeros((3, 0), np.float32), np.array([[7, 1], [8, 2], [9, 3]]), np.zeros(3, np.float32))]
     step_all(embeddings, few)
-    assert [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes] == [1000, 5]
+    assert [tiered.device.num_slots for tiered in embeddings.runtime.pipeline.tiered_groups] == [1000, 5]
     ids = np.stack([np.arange(7, 107), np.arange(100)], axis=1)
     step_all(embeddings, [one_hot_batch(np.zeros((100, 0), np.float32), ids, np.zeros(100, np.float32))])
-    assert [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes] == [902, 103], (
+    assert [tiered.device.num_slots for tiered in embeddings.runtime.pipeline.tiered_groups] == [902, 103], (
         "103: what is left is shared, too"
     )
     assert embeddings.runtime.view.resident(np.array([7, 8, 9])).all()
@@ -139,7 +139,7 @@ def test_rows_evicted_for_a_batch_that_fails_are_counted_once(monkeypatch: pytes
         with pytest.raises(RuntimeError, match="no more memory"):
             step_all(embeddings, [pairs(100, 100)])
     step_all(embeddings, [pairs(3, 3)])
-    resident = [int(lane.planner.resident_per_table()[0]) for lane in embeddings.runtime.pipeline.lanes]
+    resident = [int(tiered.planner.resident_per_table()[0]) for tiered in embeddings.runtime.pipeline.tiered_groups]
     assert resident[0] < 990
     assert embeddings.statistics.take().resident_rows.tolist() == resident
 

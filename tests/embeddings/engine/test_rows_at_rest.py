@@ -67,7 +67,7 @@ def test_flush_writes_every_changed_row_back() -> None:
     for _ in range(2):  # flushing twice is flushing once
         embeddings.rows.flush()
         assert resident(embeddings) == before
-        host = embeddings.runtime.pipeline.lanes[0].host.weights[[1, 2, 3]]
+        host = embeddings.runtime.pipeline.tiered_groups[0].host.weights[[1, 2, 3]]
         assert np.array_equal(host, after_sums(initial, batches)[[1, 2, 3]])
         assert planner_of(embeddings).slots.dirty().tolist() == []
 
@@ -109,10 +109,10 @@ def test_flushing_all_the_time_changes_nothing(policy: type[Policy], depth: int)
 
 def books(embeddings: TieredEmbeddingBag) -> list[NDArray[Any]]:
     arrays = []
-    for lane in embeddings.runtime.pipeline.lanes:
-        slots, records = lane.planner.slots, lane.planner.tracker.records
+    for tiered in embeddings.runtime.pipeline.tiered_groups:
+        slots, records = tiered.planner.slots, tiered.planner.tracker.records
         arrays += [records.copy(), slots.rows.copy(), slots.used.copy(), slots.flags.copy(), slots.free.copy()]
-        arrays += [lane.device.read(np.arange(len(slots)))[0], lane.device.read(np.arange(len(slots)))[1]]
+        arrays += [tiered.device.read(np.arange(len(slots)))[0], tiered.device.read(np.arange(len(slots)))[1]]
     return arrays
 
 

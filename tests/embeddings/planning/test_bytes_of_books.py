@@ -68,9 +68,9 @@ def test_the_report_of_memory_is_what_the_arrays_take() -> None:
     embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="500", device="cpu"))
     memory = embeddings.statistics.memory()
     assert memory["bookkeeping"] <= 10_000 * HOST_ROW_BYTES + 500 * SLOT_BYTES
-    (lane,) = embeddings.runtime.pipeline.lanes
-    assert memory["bookkeeping"] == lane.planner.tracker.records.nbytes + array_bytes(lane.planner.slots)
-    assert memory["host_weights"] == lane.host.weights.nbytes == 10_000 * 32
+    (tiered,) = embeddings.runtime.pipeline.tiered_groups
+    assert memory["bookkeeping"] == tiered.planner.tracker.records.nbytes + array_bytes(tiered.planner.slots)
+    assert memory["host_weights"] == tiered.host.weights.nbytes == 10_000 * 32
     assert memory["device_weights"] == 500 * 32
 
 
@@ -97,7 +97,7 @@ def train(num_rows, directory):
             embeddings(planned)["t"].square().sum().backward()
             embeddings.step()
         embeddings.rows.flush()
-        disk = sum(lane.host.disk_bytes for lane in embeddings.runtime.pipeline.lanes)
+        disk = sum(tiered.host.disk_bytes for tiered in embeddings.runtime.pipeline.tiered_groups)
         return embeddings.statistics.memory(), embeddings.statistics.take().counts.sum(0), disk
 
 train(10**5, sys.argv[1] + "/small")

@@ -288,7 +288,7 @@ def test_a_fetch_error_is_raised_in_the_loop_and_updates_nothing(
     with pytest.raises(BrokenDiskError, match="the disk is gone"):
         schedule.train(embeddings, COLD, depth)
     assert schedule.stepped == [0, 1, 2, 3, 4]
-    hot = embeddings.runtime.pipeline.lanes[0].device.read(np.array([resident(embeddings)[0]]))[0]
+    hot = embeddings.runtime.pipeline.tiered_groups[0].device.read(np.array([resident(embeddings)[0]]))[0]
     expected = one_table()
     step_all(expected, COLD[:5])
     assert np.array_equal(hot[0], expected.rows.table_weights("t")[0]), "the first part of batch 5 has changed nothing"

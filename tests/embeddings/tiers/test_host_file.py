@@ -281,7 +281,7 @@ def test_training_ends_with_the_error_of_a_full_disk(tmp_path: Path, depth: int)
     embeddings = one_table(40, "12", Scattered, host=f"mmap:{tmp_path}")
     batches = [bags([k % 40, (7 * k) % 40]) for k in range(60)]
     step_all(embeddings, batches[:20], depth=depth)
-    fill_disk(embeddings.runtime.pipeline.lanes[0].host)
+    fill_disk(embeddings.runtime.pipeline.tiered_groups[0].host)
     with pytest.raises(StorageError, match="No space left on device"):
         step_all(embeddings, batches[20:], depth=depth)
     assert not [thread for thread in threading.enumerate() if thread.name == "adaptive-look-ahead"]

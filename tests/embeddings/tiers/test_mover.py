@@ -47,7 +47,7 @@ REDUNDANT = {  # with the reason
         "await_brought",
         "DirectTransfer.write_back",
         "TorchDevice.write_back",
-        "Lane.write_back_changed",
+        "TieredGroup.write_back_changed",
     ): "a flush waits for all copies before it ends",
     (
         "await_sent",
@@ -167,10 +167,10 @@ def test_slots_and_sums_exist_before_another_stream_uses_them() -> None:
         simulation.copying.laziness = simulation.compute.laziness = 1.0
         embeddings = Case(way="direct", device_rows="60%").build()
         assert not simulation.copying._queue and not simulation.compute._queue
-        for lane in embeddings.runtime.pipeline.lanes:
+        for tiered in embeddings.runtime.pipeline.tiered_groups:
             for change in (lambda d: d.resize(3), lambda d: d.watch(5)):
                 before = simulation.settled
-                change(lane.device)
+                change(tiered.device)
                 assert simulation.settled > before and not simulation.compute._queue
 
 
@@ -220,12 +220,12 @@ def test_host_memory_is_released_when_no_copy_uses_it() -> None:
         embeddings = case.build()
         simulation.copying.laziness = 1.0
         left: list[int] = []
-        for lane in embeddings.runtime.pipeline.lanes:
-            lane.device._transfer._release = lambda: left.append(len(simulation.copying._queue))  # type: ignore[attr-defined]
+        for tiered in embeddings.runtime.pipeline.tiered_groups:
+            tiered.device._transfer._release = lambda: left.append(len(simulation.copying._queue))  # type: ignore[attr-defined]
         batches = embeddings.look_ahead(BATCHES, depth=0)
         next(batches)
         assert simulation.copying._queue
         embeddings.close()
-        assert left == [0] * len(embeddings.runtime.pipeline.lanes)
+        assert left == [0] * len(embeddings.runtime.pipeline.tiered_groups)
         with pytest.raises(AssertionError, match="closed"):
             next(batches)

@@ -30,10 +30,10 @@ def bag() -> Iterator[TieredEmbeddingBag]:
 
 @pytest.fixture
 def device(bag: TieredEmbeddingBag) -> CpuDevice:
-    (lane,) = bag.runtime.pipeline.lanes
-    assert isinstance(lane.device, CpuDevice) and isinstance(lane.host, MemoryHost)
-    assert lane.device.weights.ctypes.data % LINE_BYTES == lane.host.weights.ctypes.data % LINE_BYTES == 0
-    return lane.device
+    (tiered,) = bag.runtime.pipeline.tiered_groups
+    assert isinstance(tiered.device, CpuDevice) and isinstance(tiered.host, MemoryHost)
+    assert tiered.device.weights.ctypes.data % LINE_BYTES == tiered.host.weights.ctypes.data % LINE_BYTES == 0
+    return tiered.device
 
 
 def test_vectors_are_aligned_and_their_memory_is_reused(device: CpuDevice) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.arrays import Bools, Int64s, Rows
-from adaptive.embeddings.engine.lane import NORMS, Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.saved_arrays import (
     EXPECTED_PROGRESS,
@@ -31,6 +30,7 @@ from adaptive.embeddings.engine.saving.saved_arrays import (
 )
 from adaptive.embeddings.engine.saving.saved_keys import check_keys, load_keys, save_keys
 from adaptive.embeddings.engine.saving.watched import by_entry, check_watched, load_watched, save_watched
+from adaptive.embeddings.engine.tiered_group import NORMS, TieredGroup
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.kernels.rows.cpu import initial
@@ -63,42 +63,42 @@ def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks]:
     }
     pipeline.refuse_keys_in_flight("state_arrays()")
     with pipeline.lock:
-        for number, lane in enumerate(pipeline.lanes):
-            saved |= _save_lane(pipeline, lane, f"rows{number}.")
+        for number, tiered in enumerate(pipeline.tiered_groups):
+            saved |= _save_group(pipeline, tiered, f"rows{number}.")
             if not pipeline.running:
-                saved |= save_watched(pipeline, lane, f"rows{number}.")
+                saved |= save_watched(pipeline, tiered, f"rows{number}.")
     return saved
 
 
-def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, NDArray[Any] | Blocks]:
+def _save_group(pipeline: Pipeline, tiered: TieredGroup, prefix: str) -> dict[str, NDArray[Any] | Blocks]:
     """The caller holds the lock."""
-    changed, (seen, records) = lane.changed_rows(), lane.records()
+    changed, (seen, records) = tiered.changed_rows(), tiered.records()
     rows: dict[str, NDArray[Any] | Blocks] = {"changed": changed, "seen": seen}
-    rows |= copy_table_arrays(lane) | _make_blocks(pipeline, lane, changed) | records
-    return {prefix + name: value for name, value in rows.items()} | save_keys(lane, prefix, pipeline.trained + 1)
+    rows |= copy_table_arrays(tiered) | _make_blocks(pipeline, tiered, changed) | records
+    return {prefix + name: value for name, value in rows.items()} | save_keys(tiered, prefix, pipeline.trained + 1)
 
 
-def _make_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
+def _make_blocks(pipeline: Pipeline, tiered: TieredGroup, rows: Int64s) -> dict[str, Blocks]:
     """Return values and state of rows (n,), to be read later."""
-    host, read = lane.host, partial(_read_blocks, pipeline, lane, rows)
+    host, read = tiered.host, partial(_read_blocks, pipeline, tiered, rows)
     return {
         "weights": Blocks(host.dtype, (len(rows), host.weights.shape[1]), partial(read, 0)),
         "state": Blocks(np.dtype(np.float32), (len(rows), host.state.shape[1]), partial(read, 1)),
     }
 
 
-def _read_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Rows]:
+def _read_blocks(pipeline: Pipeline, tiered: TieredGroup, rows: Int64s, column: int) -> Iterator[Rows]:
     """Yield the weights (column 0) or the state (column 1) of rows (n,) in blocks."""
-    length = _count_block_rows(lane)
+    length = _count_block_rows(tiered)
     for first in range(0, len(rows), length):
         with pipeline.lock:
-            block = pipeline.values(lane, rows[first : first + length])[column]
+            block = pipeline.values(tiered, rows[first : first + length])[column]
         yield block
 
 
-def _count_block_rows(lane: Lane) -> int:
+def _count_block_rows(tiered: TieredGroup) -> int:
     """Return the number of rows in a block."""
-    return max(1, BLOCK_BYTES // row_bytes(lane.group, lane.host.optimizer))
+    return max(1, BLOCK_BYTES // row_bytes(tiered.group, tiered.host.optimizer))
 
 
 def load_rows(
@@ -111,25 +111,25 @@ def load_rows(
     """Load the result of `save_rows` or `save_blocks`; see `RowStore.load_state_arrays`."""
     pipeline.refuse_while_running("load_state_arrays()")
     parts = _check_parts(pipeline, arrays, grow=grow)
-    watched = [check_watched(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
+    watched = [check_watched(tiered, arrays, f"rows{n}.") for n, tiered in enumerate(pipeline.tiered_groups)]
     if grow:
-        for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
-            part["has_changed"] = _has_changed(lane, part)
-            _renumber(lane.group, part, of_lane, last or {})
+        for tiered, part, of_group in zip(pipeline.tiered_groups, parts, watched, strict=True):
+            part["has_changed"] = _has_changed(tiered, part)
+            _renumber(tiered.group, part, of_group, last or {})
     watched = list(map(by_entry, watched))
     # All checks are above: nothing has changed so far, and nothing below can be refused. Every row is replaced, so this
     # repairs tables that an exception has left half changed, also those that an interrupted load has.
     with pipeline.lock.held, pipeline.lock.changing("rows were loaded"):
         pipeline.notifier.restart()
-        for lane, part, of_lane in zip(pipeline.lanes, parts, watched, strict=True):
-            _load_lane(lane, part)
-            load_keys(lane, part)
-            load_watched(lane, of_lane)
+        for tiered, part, of_group in zip(pipeline.tiered_groups, parts, watched, strict=True):
+            _load_group(tiered, part)
+            load_keys(tiered, part)
+            load_watched(tiered, of_group)
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
         if "rate" in arrays:  # accumulated updates are applied with it before the next step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
     pipeline.lock.mark_repaired()
-    wanted = [lane.planner.tracker.update_norm is not None for lane in pipeline.lanes]
+    wanted = [tiered.planner.tracker.update_norm is not None for tiered in pipeline.tiered_groups]
     if any(is_wanted and NORMS not in part for is_wanted, part in zip(wanted, parts, strict=True)):
         logger.warning(
             "batch %d: the checkpoint has no update norms, because its policy evicts rows without them; "
@@ -138,22 +138,22 @@ def load_rows(
         )
 
 
-def _has_changed(lane: Lane, part: GroupArrays) -> Bools:
+def _has_changed(tiered: TieredGroup, part: GroupArrays) -> Bools:
     """Return which saved rows (n,) differ from their initial values in the saved tables.
 
     The others were saved because they were on the device or in flight, which depends on placement and look-ahead.
     """
     differs = [np.zeros(0, np.bool_)]
     tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
-    if lane.keys is not None:
-        row_keys = np.zeros(lane.group.num_rows, np.int64)
+    if tiered.keys is not None:
+        row_keys = np.zeros(tiered.group.num_rows, np.int64)
         row_keys[part["keyed"]] = part["keys"]
-    for rows, weights, state in _read_saved_blocks(lane, part):
+    for rows, weights, state in _read_saved_blocks(tiered, part):
         first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
-        if lane.keys is None:
-            initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
+        if tiered.keys is None:
+            initial.initial_rows(first, first_state, places, rows, *tables, tiered.host.first_state)
         else:
-            by_key = rows, row_keys[rows], *tables, lane.host.first_state
+            by_key = rows, row_keys[rows], *tables, tiered.host.first_state
             initial.initial_rows_by_key(first, first_state, places, *by_key)
         differs.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
     return np.concatenate(differs)
@@ -181,17 +181,17 @@ def _check_parts(
     progress = {name: array for name, array in EXPECTED_PROGRESS.items() if name == "next_batch" or name in arrays}
     check_arrays(arrays, progress)
     parts = []
-    for number, lane in enumerate(pipeline.lanes):
+    for number, tiered in enumerate(pipeline.tiered_groups):
         prefix = f"rows{number}."
         part = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-        tables = expected_tables(lane.group)
+        tables = expected_tables(tiered.group)
         check_arrays(part, tables, prefix)
         part |= {name: whole(part[name]) for name in tables}
-        rows = expected_rows(lane, part)
+        rows = expected_rows(tiered, part)
         check_arrays(part, rows, prefix)
-        check_tables(lane.group, part, lane.host.first_state, grow=grow)
+        check_tables(tiered.group, part, tiered.host.first_state, grow=grow)
         part = {n: _make_contiguous(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)}
-        part.update(check_keys(lane, arrays, prefix))
+        part.update(check_keys(tiered, arrays, prefix))
         parts.append(part)
     return parts
 
@@ -201,9 +201,9 @@ def _make_contiguous(array: NDArray[Any] | Stored, *, in_file: bool = False) -> 
     return array if in_file and isinstance(array, Stored) else np.ascontiguousarray(whole(array))
 
 
-def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, Rows, Rows]]:
+def _read_saved_blocks(tiered: TieredGroup, part: GroupArrays) -> Iterator[tuple[Int64s, Rows, Rows]]:
     """Yield saved rows with values and state, in blocks."""
-    length, changed = _count_block_rows(lane), part["changed"]
+    length, changed = _count_block_rows(tiered), part["changed"]
     for first in range(0, len(changed), length):
         last = min(first + length, len(changed))
         weights, state = (
@@ -215,10 +215,10 @@ def _read_saved_blocks(lane: Lane, part: GroupArrays) -> Iterator[tuple[Int64s, 
         yield changed[first:last][selected], weights[selected], state[selected]
 
 
-def _load_lane(lane: Lane, part: GroupArrays) -> None:
-    lane.clear()
-    for rows, weights, state in _read_saved_blocks(lane, part):
-        lane.put_on_host(rows, weights, state)
-    lane.restore_records(
+def _load_group(tiered: TieredGroup, part: GroupArrays) -> None:
+    tiered.clear()
+    for rows, weights, state in _read_saved_blocks(tiered, part):
+        tiered.put_on_host(rows, weights, state)
+    tiered.restore_records(
         part["seen"], {name: part[name] for name in ("accesses", "last_access", NORMS) if name in part}
     )

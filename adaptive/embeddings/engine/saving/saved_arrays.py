@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.lane import NORMS, Lane
+from adaptive.embeddings.engine.tiered_group import NORMS, TieredGroup
 from adaptive.embeddings.planning.hot_set import ENTRY
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError
@@ -55,25 +55,25 @@ def expected_tables(group: Group) -> dict[str, Expected]:
     }
 
 
-def copy_table_arrays(lane: Lane) -> dict[str, Array]:
+def copy_table_arrays(tiered: TieredGroup) -> dict[str, Array]:
     """Return the saved form of `expected_tables`, as copies."""
-    group = lane.group
+    group = tiered.group
     return {
         "table_starts": group.table_starts.copy(),
         "table_keys": group.table_keys.copy(),
         "table_bounds": group.table_bounds.copy(),
-        "first_state": np.array([lane.host.first_state], np.float32),
+        "first_state": np.array([tiered.host.first_state], np.float32),
     }
 
 
-def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
+def expected_rows(tiered: TieredGroup, part: Mapping[str, Any]) -> dict[str, Expected]:
     """Return the arrays of a group's rows; `table_starts` of `part` must be checked."""
     floats, last = np.dtype(np.float32), int(part["table_starts"][-1]) - 1
     n, m = _length(part["changed"]), _length(part["seen"])
     expected = {
         "changed": Expected(np.dtype(np.int64), (n,), last),
-        "weights": _expected_values(lane, n),
-        "state": _expected_state(lane, n),
+        "weights": _expected_values(tiered, n),
+        "state": _expected_state(tiered, n),
         "seen": Expected(np.dtype(np.int64), (m,), last),
         "accesses": Expected(np.dtype(np.uint32), (m,)),
         "last_access": Expected(np.dtype(np.int32), (m,)),
@@ -81,10 +81,10 @@ def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
     return expected | ({NORMS: Expected(floats, (m,))} if NORMS in part else {})
 
 
-def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:
+def expected_watched(tiered: TieredGroup, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:
     """Return the arrays of a group's watched rows that `part` contains."""
     w = _length(part["row"])
-    width = lane.host.weights.shape[1]
+    width = tiered.host.weights.shape[1]
     expected = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}
     expected["interval"] = Expected(np.dtype(np.int64), (1,))
     expected["row"] = Expected(np.dtype(np.int64), (w,), last_row)
@@ -92,20 +92,20 @@ def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict
     if "summed" in part:
         s, floats = _length(part["summed"]), np.dtype(np.float32)
         expected["summed"] = Expected(np.dtype(np.int64), (s,), last_row)
-        expected["sums"], expected["raw_values"] = Expected(floats, (s, width)), _expected_values(lane, s)
-        expected["squares"] = Expected(floats, (s, lane.device.squares_width))
-        expected["raw_states"] = _expected_state(lane, s)
+        expected["sums"], expected["raw_values"] = Expected(floats, (s, width)), _expected_values(tiered, s)
+        expected["squares"] = Expected(floats, (s, tiered.device.squares_width))
+        expected["raw_states"] = _expected_state(tiered, s)
     return {name: array for name, array in expected.items() if name in part}
 
 
-def _expected_values(lane: Lane, rows: int) -> Expected:
+def _expected_values(tiered: TieredGroup, rows: int) -> Expected:
     hint = "Use the dtype of the tables that were saved (TableConfig.dtype, model.row_dtype)."
-    return Expected(lane.host.dtype, (rows, lane.group.embedding_dim), hint=hint)
+    return Expected(tiered.host.dtype, (rows, tiered.group.embedding_dim), hint=hint)
 
 
-def _expected_state(lane: Lane, rows: int) -> Expected:
+def _expected_state(tiered: TieredGroup, rows: int) -> Expected:
     hint = "Use the row optimizer that trained these tables."
-    return Expected(np.dtype(np.float32), (rows, lane.host.state.shape[1]), hint=hint)
+    return Expected(np.dtype(np.float32), (rows, tiered.host.state.shape[1]), hint=hint)
 
 
 def _length(array: Array | Stored) -> int:

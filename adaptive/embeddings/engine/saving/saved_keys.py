@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.saving.saved_arrays import HINT, Expected, check_arrays
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.key_tables import CELL_BLOCK
 from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import CheckpointError
@@ -24,39 +24,39 @@ OF_GROUP = ("keyed", "keys", "key_access")
 OF_TABLE = ("freed", "used", "clock", "cell_blocks", "cells")
 
 
-def save_keys(lane: Lane, prefix: str, next_batch: int) -> Arrays:
-    """Return the arrays of a lane's keys; none for a lane without keys. The caller holds the lock."""
-    if lane.keys is None:
+def save_keys(tiered: TieredGroup, prefix: str, next_batch: int) -> Arrays:
+    """Return the arrays of a group's keys; none for a group without keys. The caller holds the lock."""
+    if tiered.keys is None:
         return {}
-    rows = lane.keys.live_rows()
+    rows = tiered.keys.live_rows()
     # Lookups of batches that were planned and then dropped count as those of the latest trained batch.
-    access = np.minimum(lane.planner.slots.last_access(rows), np.int32(max(next_batch, 1)))
-    saved: Arrays = dict(zip(OF_GROUP, (rows, lane.keys.row_keys[rows], access), strict=True))
-    for t, table in enumerate(lane.keys.tables):
+    access = np.minimum(tiered.planner.slots.last_access(rows), np.int32(max(next_batch, 1)))
+    saved: Arrays = dict(zip(OF_GROUP, (rows, tiered.keys.row_keys[rows], access), strict=True))
+    for t, table in enumerate(tiered.keys.tables):
         saved |= {f"keys{t}.{name}": array for name, array in table.state().items()}
     return {prefix + name: array for name, array in saved.items()}
 
 
-def check_keys(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
-    """Return the arrays of a lane's keys without prefix; none for a lane without keys.
+def check_keys(tiered: TieredGroup, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
+    """Return the arrays of a group's keys without prefix; none for a group without keys.
 
     Raises:
         CheckpointError: if the arrays do not fit the tables, of which those of all rows are checked before.
     """
-    if lane.keys is None:
+    if tiered.keys is None:
         if f"{prefix}keyed" in arrays:
-            tables = ", ".join(table.name for table in lane.group.tables)
+            tables = ", ".join(table.name for table in tiered.group.tables)
             raise CheckpointError(
                 f"tables {tables}: expected a checkpoint of tables without keys, got one with keys. Set the same keys."
             )
         return {}
-    _check_capacities(lane.group, np.diff(whole(arrays[f"{prefix}table_starts"])) - 1)
-    names = [*OF_GROUP, *(f"keys{t}.{name}" for t in range(len(lane.keys.tables)) for name in OF_TABLE)]
+    _check_capacities(tiered.group, np.diff(whole(arrays[f"{prefix}table_starts"])) - 1)
+    names = [*OF_GROUP, *(f"keys{t}.{name}" for t in range(len(tiered.keys.tables)) for name in OF_TABLE)]
     missing = [name for name in names if prefix + name not in arrays]
     if missing:
         raise CheckpointError(f"checkpoint array {prefix}{missing[0]}: expected one for keys, got none. {HINT}")
     part = {name: whole(arrays[prefix + name]) for name in names}
-    check_arrays(part, _expected(lane, part))
+    check_arrays(part, _expected(tiered, part))
     return part
 
 
@@ -70,15 +70,15 @@ def _check_capacities(group: Group, saved: NDArray[np.int64]) -> None:
             )
 
 
-def _expected(lane: Lane, part: Arrays) -> dict[str, Expected]:
-    assert lane.keys is not None
+def _expected(tiered: TieredGroup, part: Arrays) -> dict[str, Expected]:
+    assert tiered.keys is not None
     integers, n = np.dtype(np.int64), part["keyed"].size
     expected = {
-        "keyed": Expected(integers, (n,), lane.group.num_rows - 1),
+        "keyed": Expected(integers, (n,), tiered.group.num_rows - 1),
         "keys": Expected(integers, (n,)),
         "key_access": Expected(np.dtype(np.int32), (n,)),
     }
-    for t in range(len(lane.keys.tables)):
+    for t in range(len(tiered.keys.tables)):
         f, s, b = (len(np.atleast_1d(part[f"keys{t}.{name}"])) for name in ("freed", "clock", "cell_blocks"))
         of_table = (
             Expected(integers, (f,)),
@@ -97,12 +97,12 @@ def _of_table(group: Group, part: Arrays, t: int) -> tuple[NDArray[np.int64], ND
     return np.ascontiguousarray(part["keyed"][first:last]), np.ascontiguousarray(part["keys"][first:last])
 
 
-def load_keys(lane: Lane, part: Arrays) -> None:
-    """Restore the keys of a lane that has just loaded its rows and records."""
-    if lane.keys is None:
+def load_keys(tiered: TieredGroup, part: Arrays) -> None:
+    """Restore the keys of a group that has just loaded its rows and records."""
+    if tiered.keys is None:
         return
-    lane.keys.clear()
-    for t, table in enumerate(lane.keys.tables):
+    tiered.keys.clear()
+    for t, table in enumerate(tiered.keys.tables):
         state = {name: part[f"keys{t}.{name}"] for name in OF_TABLE}
-        table.restore(*_of_table(lane.group, part, t), state)
-    lane.planner.tracker.set_last_access(part["keyed"], part["key_access"])
+        table.restore(*_of_table(tiered.group, part, t), state)
+    tiered.planner.tracker.set_last_access(part["keyed"], part["key_access"])

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embeddings.engine.lane import Lane
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.saving.saved_arrays import check_arrays, expected_watched
+from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.hot_set import COLUMNS
 from adaptive.embeddings.planning.skipping import Skipper
 from adaptive.embeddings.tiers.device import WatchedValues
@@ -32,14 +32,14 @@ WATCHED = "watched."
 OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # columns of watched rows with an accumulated sum
 
 
-def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
-    """Return copies of the state of a lane's watched rows. The caller holds the lock."""
-    skipper = lane.skipper
+def save_watched(pipeline: Pipeline, tiered: TieredGroup, prefix: str) -> Arrays:
+    """Return copies of the state of a group's watched rows. The caller holds the lock."""
+    skipper = tiered.skipper
     if skipper is None:
         return {}
     prefix += WATCHED
     hot = skipper.hot
-    columns, watched = hot.columns(), lane.device.export_watched(hot.num_entries)
+    columns, watched = hot.columns(), tiered.device.export_watched(hot.num_entries)
     rows = columns["row"]
     order = np.argsort(rows)
     columns["entry"] = np.arange(len(rows), dtype=np.int32)
@@ -47,33 +47,33 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
     saved["interval"] = np.array([hot.config.interval], np.int64)
     if skipper.defers:
         summed = rows[watched.waiting]
-        weights, state = pipeline.values(lane, summed, with_waiting=False)
+        weights, state = pipeline.values(tiered, summed, with_waiting=False)
         order = np.argsort(summed)
         of_sums = zip(("summed", *OF_SUMS), (summed, watched.sums, watched.squares, weights, state), strict=True)
         saved |= {name: np.array(column[order]) for name, column in of_sums}
     return {prefix + name: array for name, array in saved.items()}
 
 
-def check_watched(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
-    """Return a lane's arrays of watched rows; empty if they have other `skip` settings.
+def check_watched(tiered: TieredGroup, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
+    """Return a group's arrays of watched rows; empty if they have other `skip` settings.
 
     Raises:
         CheckpointError: if the arrays are not valid for these tables.
     """
-    prefix, skipper = prefix + WATCHED, lane.skipper
+    prefix, skipper = prefix + WATCHED, tiered.skipper
     if skipper is None:
         return {}
     part = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
     if set(part) != _expected_names(skipper):
         return {}
     last_row = int(whole(arrays[prefix.removesuffix(WATCHED) + "table_starts"])[-1]) - 1
-    check_arrays(part, expected_watched(lane, part, last_row), prefix)
+    check_arrays(part, expected_watched(tiered, part, last_row), prefix)
     if part["interval"].tolist() != [skipper.hot.config.interval]:
         return {}
     rows, most = len(part["row"]), skipper.hot.capacity
     if rows > most:
         raise CheckpointError(
-            f"skip.hot_rows: expected room for at least {rows} watched rows of width {lane.group.embedding_dim}, got "
+            f"skip.hot_rows: expected room for at least {rows} watched rows of width {tiered.group.embedding_dim}, got "
             f"{most}. Set it to its value in the run that saved this checkpoint."
         )
     return part
@@ -101,14 +101,14 @@ def by_entry(part: Arrays) -> Arrays:
     return {name: np.ascontiguousarray(value) for name, value in watched.items()}
 
 
-def load_watched(lane: Lane, part: Arrays) -> None:
-    """Restore watched rows in a lane that has just loaded its rows and watches none."""
+def load_watched(tiered: TieredGroup, part: Arrays) -> None:
+    """Restore watched rows in a group that has just loaded its rows and watches none."""
     if not part:
         return
-    skipper = lane.skipper
+    skipper = tiered.skipper
     assert skipper is not None
     skipper.restore(part)
     if skipper.defers:
         rows = part["row"][part["summed"]]
-        lane.put_on_host(rows, part["raw_values"], part["raw_states"])
-        lane.device.import_watched(WatchedValues(part["summed"], part["sums"], part["squares"]))
+        tiered.put_on_host(rows, part["raw_values"], part["raw_states"])
+        tiered.device.import_watched(WatchedValues(part["summed"], part["sums"], part["squares"]))

@@ -101,7 +101,9 @@ def test_all_pinned_memory_is_reported(
     embeddings = make("cpu-torch", policy, transfer, lookups)
     step_all(embeddings, BATCHES, depth=2)
     gc.collect()
-    pinned_bytes, device_bytes = add_bytes(lane.device.buffer_bytes for lane in embeddings.runtime.pipeline.lanes)
+    pinned_bytes, device_bytes = add_bytes(
+        tiered.device.buffer_bytes for tiered in embeddings.runtime.pipeline.tiered_groups
+    )
     assert pinned_bytes == sum(memory.nbytes for reference in alive if (memory := reference()) is not None) > 0
     assert 0 < device_bytes <= pinned_bytes + 2 * 8 * (1 << 20)  # twins, and a count of rows to a block
 
@@ -114,9 +116,9 @@ def test_lists_of_rows_are_sent_in_bounded_pieces(transfer: str, monkeypatch: py
     embeddings = one_table(rows, "100%", device="cpu-torch", transfer=transfer)
     step_all(embeddings, [bags(list(range(rows)))])
     embeddings.rows.flush()
-    (lane,) = embeddings.runtime.pipeline.lanes
+    (tiered,) = embeddings.runtime.pipeline.tiered_groups
     num_lists = 8 if transfer == "direct" else 0  # of plans they cross with the plan, and staged rows have their blocks
-    assert lane.device._transfer._lists.num_bytes == (num_lists * SMALLEST,) * 2  # type: ignore[attr-defined]
+    assert tiered.device._transfer._lists.num_bytes == (num_lists * SMALLEST,) * 2  # type: ignore[attr-defined]
 
 
 # --- what crosses ----------------------------------------------------------------------------------------------------
@@ -158,8 +160,8 @@ def test_locations_are_sent_once_for_forward_and_update(lookups: str) -> None:
         assert sent.pooling.bags.row_locations.tolist() == [slots[row] for row in (3, 1, 4)]
         by_row = 32 if lookups == "device" else 0  # starts of their lookups
         fetched = 2 * 32  # their slots and rows
-        (lane,) = embeddings.runtime.pipeline.lanes
-        assert lane.device._transfer_buffers[1].size == 32 + by_row + fetched
+        (tiered,) = embeddings.runtime.pipeline.tiered_groups
+        assert tiered.device._transfer_buffers[1].size == 32 + by_row + fetched
         ahead.close()
 
 

@@ -146,8 +146,8 @@ def test_batches_in_flight_have_their_own_memory(depth: int, lookups: str) -> No
         next(coming)
         coming.close()
         step_all(embeddings, BATCHES, depth=depth)
-        for lane in embeddings.runtime.pipeline.lanes:
-            memories = lane.device.searcher._memories  # type: ignore[union-attr]
+        for tiered in embeddings.runtime.pipeline.tiered_groups:
+            memories = tiered.device.searcher._memories  # type: ignore[union-attr]
             assert 1 <= len(memories) <= depth + 3  # in flight, read ahead, and one that may be trained by now
 
 
@@ -173,7 +173,7 @@ def test_a_plan_sends_no_array_as_long_as_lookups_or_samples() -> None:
         with one_table(10, "100%", device="cpu-torch", lookups=lookups) as embeddings:
             for planned in embeddings.look_ahead([batch]):
                 (work,) = planned.works
-                (transfer_buffer,) = work._lane.device._transfer_buffers  # type: ignore[attr-defined]
+                (transfer_buffer,) = work._tiered.device._transfer_buffers  # type: ignore[attr-defined]
                 sent = transfer_buffer.tensors
                 fetched = [7, 7]  # their slots and rows
                 assert [len(tensor) for tensor in sent] == [7, *([8, 5] if lookups == "device" else []), *fetched]

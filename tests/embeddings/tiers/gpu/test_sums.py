@@ -53,10 +53,10 @@ def test_bytes_of_sums_count_their_squares(optimizer: RowOptimizer) -> None:
     """Rows of 4 numbers and 1 byte that marks them as pending."""
     tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=4)]
     embeddings = TieredEmbeddingBag(tables, TierConfig(device="cpu-torch", device_rows="10"), optimizer=optimizer)
-    (lane,) = embeddings.runtime.pipeline.lanes
-    assert lane.device.num_bytes[2] == 0
-    lane.device.watch(7)
-    assert lane.device.num_bytes[2] == 7 * (4 * 4 + 4 * optimizer.squares_width(4) + 1)
+    (tiered,) = embeddings.runtime.pipeline.tiered_groups
+    assert tiered.device.num_bytes[2] == 0
+    tiered.device.watch(7)
+    assert tiered.device.num_bytes[2] == 7 * (4 * 4 + 4 * optimizer.squares_width(4) + 1)
 
 
 @pytest.mark.parametrize("case", [Case(Skips, 2, "direct", "70%"), Case(SkipsOnHost, 2, "staged", "50%")])

@@ -1,4 +1,4 @@
-"""`Lane`: one group of tables with tiers and planner; `LateFetches`: late rows.
+"""`TieredGroup`: one group of tables with tiers and planner; `LateFetches`: late rows.
 
 With `misses = "host"`, a row that every batch uses is never idle: some batch in flight always updates it on the host.
 If only idle rows were fetched, it would never get a slot. So the plan of batch n may give such a row a slot, which
@@ -34,7 +34,7 @@ NORMS = "update_norm"  # name of the records that are saved only if they are kep
 
 
 @dataclass(frozen=True)
-class Lane:
+class TieredGroup:
     """One group of tables with its host tier, its device tier and its planner.
 
     Rows are numbered as in the group, slots as on the device. The caller of a method holds the pipeline's lock. All
@@ -217,9 +217,9 @@ class Lane:
         skipper.retain(stay)
 
 
-def table_names(lanes: Sequence[Lane]) -> str:
+def table_names(tiered_groups: Sequence[TieredGroup]) -> str:
     """Return the names of the first tables, as text for messages."""
-    names = [table.name for lane in lanes for table in lane.group.tables]
+    names = [table.name for tiered in tiered_groups for table in tiered.group.tables]
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
