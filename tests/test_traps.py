@@ -92,8 +92,8 @@ def test_trap_05_every_batch_is_planned_once(depth: int, monkeypatch: pytest.Mon
     planned_numbers: list[int] = []
     commit = Planner.commit
 
-    def counted(self: Planner, batch: Batch, arrival: object) -> object:
-        plan = commit(self, batch, arrival)  # type: ignore[arg-type]
+    def counted(self: Planner, batch: Batch, changes: object) -> object:
+        plan = commit(self, batch, changes)  # type: ignore[arg-type]
         planned_numbers.append(plan.number)
         return plan
 

@@ -25,7 +25,7 @@ from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.embeddings.planning.parts import GroupPart, describe_parts
 from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
-from adaptive.embeddings.planning.planner import Arrival
+from adaptive.embeddings.planning.planner import SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
 from adaptive.embeddings.tiers.device import Send
@@ -300,16 +300,16 @@ class Pipeline:
             The batch, and True if it was passed to `start_early`.
         """
         with self.lock:
-            arrivals = self._decide(queued, depth)
+            slot_changes = self._decide(queued, depth)
             with self.lock.changing(f"batch {self.next_number} was planned and its rows moved"):
-                ready = self._commit(queued, arrivals, depth)
+                ready = self._commit(queued, slot_changes, depth)
                 has_started = start_early is not None and ready.may_start
                 if start_early is not None and has_started:
                     start_early(ready)
                 self._move(ready)
         return ready, has_started
 
-    def _decide(self, queued: QueuedBatch, depth: int) -> list[Arrival]:
+    def _decide(self, queued: QueuedBatch, depth: int) -> list[SlotChanges]:
         """Decide which rows come and leave; undone if it fails."""
         with self.stopwatch.stage("plan"):
             number = self.next_number
@@ -322,18 +322,18 @@ class Pipeline:
                 [lookups.distinct for lookups in queued.lookups], number, depth, queued.windows
             )
 
-    def _commit(self, queued: QueuedBatch, arrivals: Sequence[Arrival], depth: int) -> ReadyBatch:
+    def _commit(self, queued: QueuedBatch, slot_changes: Sequence[SlotChanges], depth: int) -> ReadyBatch:
         """Enter the decisions into the books, and send the plan to the device."""
         batch, all_lookups, _, key_changes = queued
         number = self.next_number
         with self.stopwatch.stage("plan"):
             plans = [
-                tiered.planner.commit(lookups, arrival)
-                for tiered, lookups, arrival in zip(self.tiered_groups, all_lookups, arrivals, strict=True)
+                tiered.planner.commit(lookups, changes)
+                for tiered, lookups, changes in zip(self.tiered_groups, all_lookups, slot_changes, strict=True)
             ]
             for group_number, changes in key_changes.items():
                 plans[group_number].tally[:] += changes.tally
-            parts = self._describe_parts(batch, plans, arrivals)
+            parts = self._describe_parts(batch, plans, slot_changes)
             # First a buffer, which is free once the batch that used it is trained; the plan is sent through it. The
             # samples go with the plan of the first group: one copy less.
             buffer = self.mover.start_moves(number, after=number - depth - 1)
@@ -385,7 +385,7 @@ class Pipeline:
         return True
 
     def _describe_parts(
-        self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]
+        self, batch: Batch, plans: Sequence[GroupPlan], slot_changes: Sequence[SlotChanges]
     ) -> list[tuple[GroupPart, ...]]:
         """Return the parts of a batch for each group; an empty list if it is run in one pass.
 
@@ -396,8 +396,8 @@ class Pipeline:
         if not batch.part_sizes or not pools_parts:
             return []
         return [
-            describe_parts(tiered.group, batch, plan, arrival)
-            for tiered, plan, arrival in zip(self.tiered_groups, plans, arrivals, strict=True)
+            describe_parts(tiered.group, batch, plan, changes)
+            for tiered, plan, changes in zip(self.tiered_groups, plans, slot_changes, strict=True)
         ]
 
     @contextmanager

@@ -19,11 +19,11 @@ from adaptive.errors import DeviceMemoryError
 logger = logging.getLogger("adaptive.embeddings.engine")
 
 
-def _resize_group(pipeline: Pipeline, number: int, num_slots: int, victims: Int64s) -> Int64s:
+def _resize_group(pipeline: Pipeline, number: int, num_slots: int, evicted: Int64s) -> Int64s:
     """Change a group's number of slots; return its evicted rows (tables,). Under the lock, with no batch in flight."""
     tiered = pipeline.tiered_groups[number]
-    pipeline.notifier.leave(number, tiered.rows_in(victims))
-    return tiered.resize(num_slots, victims)
+    pipeline.notifier.leave(number, tiered.rows_in(evicted))
+    return tiered.resize(num_slots, evicted)
 
 
 def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int] | None:
@@ -54,8 +54,8 @@ def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
             if slots[n] != now[n]:
                 tiered = pipeline.tiered_groups[n]
                 taken = tiered.taken_slots()  # all idle
-                victims = tiered.oldest(taken, len(taken) - slots[n])
-                pipeline.evicted_between_batches.append((n, _resize_group(pipeline, n, slots[n], victims)))
+                evicted = tiered.oldest(taken, len(taken) - slots[n])
+                pipeline.evicted_between_batches.append((n, _resize_group(pipeline, n, slots[n], evicted)))
         pipeline.finish_copies()
     logger.info("batch %d: slots rebalanced across widths: %s", number, list(slots))
 

@@ -183,14 +183,14 @@ class TieredGroup:
         """Return the rows (n,) in slots (n,)."""
         return self.planner.slots.rows[slots]
 
-    def resize(self, num_slots: int, victims: Int64s) -> Int64s:
-        """Change the number of slots, after a flush; rows stay, except those in `victims`.
+    def resize(self, num_slots: int, evicted: Int64s) -> Int64s:
+        """Change the number of slots, after a flush; rows stay, except those in `evicted`.
 
         Returns the number of evicted rows (tables of the group,).
         """
         slots = self.planner.slots
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        back_slots, _ = slots.release(victims, tally)
+        back_slots, _ = slots.release(evicted, tally)
         assert not len(back_slots), "evicted rows have been written back"
         slots.compact(num_slots)
         self.device.resize(num_slots)  # waits until the new slots exist

@@ -20,7 +20,7 @@ The other words, each with one meaning everywhere (`docs/explanation/design.md` 
     plan        everything decided about one batch before it is trained: moves, pooling, row updates.
     number      of a batch in training order, from 0. A *position* is one in the data, which a policy may regroup.
     held        needed by a planned batch that is not trained yet. *Idle*: on the device and not held.
-    admitted    got a slot. *Evicted*: lost it. *Victim*: a slot whose row is evicted.
+    admitted    got a slot. *Evicted*: lost it.
     write back  copy a changed row to the host; *fetch*: copy a row to the device. *Dirty*: changed since fetched.
     late        gets a slot while batches in flight update it on the host; fetched right before its batch is trained.
     part        a run of samples of one batch, pooled and differentiated alone (a micro-batch).

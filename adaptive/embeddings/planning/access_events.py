@@ -14,7 +14,7 @@ from adaptive.arrays import Bools, Int64s
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.key_tables import GroupKeys
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.planner import Arrival, Planner
+from adaptive.embeddings.planning.planner import Planner, SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.kernels.planning.keys import hash_keys
 from adaptive.kernels.planning.lookups import Distinct
@@ -151,7 +151,7 @@ class AccessNotifier:
 
     def prepare(
         self, distinct: Sequence[Distinct], number: int, depth: int, windows: Sequence[Sequence[Distinct]]
-    ) -> list[Arrival]:
+    ) -> list[SlotChanges]:
         """Call `Planner.prepare` for every group. If it or the policy fails, nothing has changed.
 
         Args:
@@ -167,18 +167,18 @@ class AccessNotifier:
             self._notify_between_batches(number)
             if self._follows:
                 self._notify_lookups(distinct, number)
-            arrivals = [
+            slot_changes = [
                 planner.prepare(rows, number, depth, window)
                 for planner, rows, window in zip(self._planners, distinct, windows, strict=True)
             ]
             if self._follows:
-                self._notify("evicted", number, lambda n: self._planners[n].slots.rows[arrivals[n].victims])
-                self._notify("admitted", number, lambda n: distinct[n].rows[arrivals[n].takers])
+                self._notify("evicted", number, lambda n: self._planners[n].slots.rows[slot_changes[n].evicted])
+                self._notify("admitted", number, lambda n: distinct[n].rows[slot_changes[n].admitted])
         except BaseException:
             for planner in self._planners:
                 planner.roll_back()
             raise
-        return arrivals
+        return slot_changes
 
     def leave(self, group: int, rows: Int64s) -> None:
         """Note rows (n,) of a group that were evicted between two batches."""

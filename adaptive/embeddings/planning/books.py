@@ -275,8 +275,8 @@ class SlotTable:
     """The row in each slot of one group. Row -> slot is the code in the tracker's record.
 
     Slots have the latest use of their rows, and repeat their accesses if these order them (`by_accesses`), so that
-    choosing victims reads memory in order. If every row has a slot (`all_fit`), none is evicted: slots then have their
-    latest use and flags only. Flags of a batch's rows are set when they are read: by then few of them matter.
+    choosing rows to evict reads memory in order. If every row has a slot (`all_fit`), none is evicted: slots then have
+    their latest use and flags only. Flags of a batch's rows are set when they are read: by then few of them matter.
     """
 
     def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker, *, by_accesses: bool = True) -> None:
@@ -434,23 +434,23 @@ class SlotTable:
             (idle[first:end], keys[first:end]) for first, end in zip(chunks[:, 2].tolist(), ends.tolist(), strict=True)
         ]
 
-    def release(self, victims: Int64s, tally: Int64s) -> tuple[Int64s, Int64s]:
-        """Free the slots `victims`; returns (slots, rows) to write back."""
-        if not len(victims):
-            return victims, victims
-        slots, rows = np.empty((2, len(victims)), np.int64)
+    def release(self, evicted: Int64s, tally: Int64s) -> tuple[Int64s, Int64s]:
+        """Free the slots `evicted`; returns (slots, rows) to write back."""
+        if not len(evicted):
+            return evicted, evicted
+        slots, rows = np.empty((2, len(evicted)), np.int64)
         columns = (self.rows, *self.columns[1:])  # made for this if every row has a slot
         marked = self._marked, self._mark
-        books_of_group = victims, columns, self.num_free, marked, self._tracker.codes, self._index, (slots, rows)
-        bounds = shares(len(victims), self._tracker.threads)
+        books_of_group = evicted, columns, self.num_free, marked, self._tracker.codes, self._index, (slots, rows)
+        bounds = shares(len(evicted), self._tracker.threads)
         if len(bounds) == 2:
-            count = books.release_slots((0, len(victims)), tally, *books_of_group)
+            count = books.release_slots((0, len(evicted)), tally, *books_of_group)
         else:
             ends, tallies = np.empty(len(bounds) - 1, np.int64), np.zeros((len(bounds) - 1, *tally.shape), np.int64)
             books.release_chunks(bounds, ends, tallies, *books_of_group)
             count = join_lists(bounds[:-1], ends, slots, rows)
             tally += tallies.sum(axis=0)
-        self.num_free += len(victims)
+        self.num_free += len(evicted)
         return slots[:count], rows[:count]
 
     def discard(self, slots: Int64s) -> None:
@@ -488,23 +488,23 @@ class SlotTable:
         books.leave_batch(tuple(distinct), tuple(entered), self._tracker.accesses, tuple(self.columns))
 
     def take(
-        self, takers: Int64s, distinct: Distinct, locations: Int64s, number: int, oldest_held: int, tally: Int64s
+        self, admitted: Int64s, distinct: Distinct, locations: Int64s, number: int, oldest_held: int, tally: Int64s
     ) -> Taken:
-        """Give each of the distinct rows `takers` a slot, held for batch `number`, and touch them.
+        """Give each of the distinct rows `admitted` a slot, held for batch `number`, and touch them.
 
         Those that a batch from `oldest_held` on updates on the host are late.
         """
-        assert len(takers) <= self.num_free
-        taken = Taken(*np.empty((2, len(takers)), np.int64), *np.empty((2, len(takers)), np.bool_))
+        assert len(admitted) <= self.num_free
+        taken = Taken(*np.empty((2, len(admitted)), np.int64), *np.empty((2, len(admitted)), np.bool_))
         slot_columns = self._tracker.columns, tuple(self.columns), self.num_free
-        books_of_batch = takers, tuple(distinct), locations, *slot_columns, (number, oldest_held), tuple(taken)
-        bounds = shares(len(takers), self._tracker.threads)
+        books_of_batch = admitted, tuple(distinct), locations, *slot_columns, (number, oldest_held), tuple(taken)
+        bounds = shares(len(admitted), self._tracker.threads)
         if len(bounds) == 2:
-            books.take_slots((0, len(takers)), *books_of_batch)
+            books.take_slots((0, len(admitted)), *books_of_batch)
         else:
             books.take_chunks(bounds, *books_of_batch)
-        books.count_taken(takers, distinct.table_ends, tally)
-        self.num_free -= len(takers)
+        books.count_taken(admitted, distinct.table_ends, tally)
+        self.num_free -= len(admitted)
         return taken
 
     def leave_on_host(self, missing: Int64s, distinct: Distinct, locations: Int64s, number: int) -> Int64s:

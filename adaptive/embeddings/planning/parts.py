@@ -12,7 +12,7 @@ import numpy as np
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import GroupPlan, Pooling
-from adaptive.embeddings.planning.planner import Arrival
+from adaptive.embeddings.planning.planner import SlotChanges
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class _Run:
     column: int  # -1: not pooled
 
 
-def describe_parts(group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival) -> tuple[GroupPart, ...]:
+def describe_parts(group: Group, batch: Batch, plan: GroupPlan, changes: SlotChanges) -> tuple[GroupPart, ...]:
     """Describe the parts of a planned batch; empty if it has none.
 
     Args:
         group: the tables.
         batch: the whole batch.
         plan: of the whole batch.
-        arrival: the distinct rows that get slots with this batch.
+        changes: the distinct rows that get slots with this batch.
     """
     parts = []
-    coming = np.zeros(len(arrival.distinct.rows), np.bool_)
-    coming[arrival.takers] = True
-    arriving = coming[arrival.distinct.inverse]
+    coming = np.zeros(len(changes.distinct.rows), np.bool_)
+    coming[changes.admitted] = True
+    arriving = coming[changes.distinct.inverse]
     for first, last in pairwise(accumulate(batch.part_sizes, initial=0)):
         runs = _runs(group, batch, first, last)
         places = _places(group, plan.pooling, runs, first, last)

@@ -86,7 +86,7 @@ class Planner:
 
     # --- one batch -------------------------------------------------------------------------------------------
 
-    def prepare(self, distinct: Distinct, number: int, depth: int, window: Sequence[Distinct] = ()) -> "Arrival":
+    def prepare(self, distinct: Distinct, number: int, depth: int, window: Sequence[Distinct] = ()) -> "SlotChanges":
         """Decide which rows are admitted and evicted for batch `number`.
 
         Follow it with `commit`, or with `roll_back` if any error is raised.
@@ -112,8 +112,8 @@ class Planner:
         self._entered = distinct, entered
         question = _Question(number, depth, window, rows, missing[:count])
         prefetches = self._policy_caller.policy.misses == "prefetch"
-        takers, victims = self._prefetch(question) if prefetches else self._admit_from_host(question)
-        return Arrival(number, question.oldest_held, distinct, entered, question.missing, takers, victims, tally)
+        admitted, evicted = self._prefetch(question) if prefetches else self._admit_from_host(question)
+        return SlotChanges(number, question.oldest_held, distinct, entered, question.missing, admitted, evicted, tally)
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
         """Slots for the rows of the unplanned batch `number` and of the `depth` batches before it."""
@@ -133,37 +133,37 @@ class Planner:
         """Flags for the slots of a batch's rows: without skipping it changes all of them."""
         return 0 if self.skipper is not None else int(books.DIRTY)
 
-    def commit(self, lookups: Lookups, arrival: "Arrival") -> GroupPlan:
+    def commit(self, lookups: Lookups, changes: "SlotChanges") -> GroupPlan:
         """Apply the decisions of `prepare` to the books, and return the batch's plan."""
-        distinct, locations, number, tally = arrival.distinct, arrival.locations, arrival.number, arrival.tally
-        moves = self._apply_moves(arrival)
+        distinct, locations, number, tally = changes.distinct, changes.locations, changes.number, changes.tally
+        moves = self._apply_moves(changes)
         row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         self._count_bytes(pooling, tally)
         if self.skipper is None:
             return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
-        decision = self.skipper.decide(distinct, arrival.entered, tally)
+        decision = self.skipper.decide(distinct, changes.entered, tally)
         if decision.deferred is None:
             row_updates = row_updates.take(decision.written)
         self.slots.mark_dirty(decision.written, locations)
         followed = decision.deferred, self.skipper.watched_counts
         return GroupPlan(number, pooling, row_updates, moves, tally, *followed, lookups.on_device)
 
-    def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
+    def commit_books(self, changes: "SlotChanges", bags: Bags | None) -> tuple[Int64s, Int64s]:
         """Apply the decisions of `prepare` to the books without making a plan, for simulations.
 
         Args:
-            arrival: the decisions.
+            changes: the decisions.
             bags: required if rows may stay on the host.
 
         Returns:
             The tally, and (tables of the group,) the number of bags with a row on the host.
         """
-        self._apply_moves(arrival)
-        tally = arrival.tally
+        self._apply_moves(changes)
+        tally = changes.tally
         assert self.skipper is None, "ids do not show what a rule skips"
-        pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
+        pooling = None if bags is None else bags.pooling(changes.distinct.inverse, changes.locations)
         return tally, self._count_bytes(pooling, tally)
 
     def _count_bytes(self, pooling: Pooling | None, tally: Int64s) -> Int64s:
@@ -178,21 +178,21 @@ class Planner:
             tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * self.group.embedding_dim * vectors[:, None]
         return vectors
 
-    def _apply_moves(self, arrival: "Arrival") -> Moves:
+    def _apply_moves(self, changes: "SlotChanges") -> Moves:
         """Update slots, codes and records as if the batch's rows had moved; returns the moves."""
-        distinct, locations, takers = arrival.distinct, arrival.locations, arrival.takers
-        number, tally = arrival.number, arrival.tally
-        back = self.slots.release(arrival.victims, tally)
-        held = number, arrival.oldest_held
-        slots, rows, initial, is_late = self.slots.take(takers, distinct, locations, *held, tally)
+        distinct, locations, admitted = changes.distinct, changes.locations, changes.admitted
+        number, tally = changes.number, changes.tally
+        back = self.slots.release(changes.evicted, tally)
+        held = number, changes.oldest_held
+        slots, rows, initial, is_late = self.slots.take(admitted, distinct, locations, *held, tally)
         fresh = no_rows()
-        if len(takers) < len(arrival.missing):
-            fresh = self.slots.leave_on_host(arrival.missing, distinct, locations, number)
+        if len(admitted) < len(changes.missing):
+            fresh = self.slots.leave_on_host(changes.missing, distinct, locations, number)
         self._entered = None
         if not np.count_nonzero(is_late):
             # Slots are a stack: those that were freed last are taken first. So the rows that come take the slots of the
-            # last victims, in reverse, and the host pairs them without a search. Only if all victims are written back.
-            swapped = min(len(takers), len(arrival.victims)) if len(back[0]) == len(arrival.victims) else 0
+            # last evicted rows, in reverse, and the host pairs them without a search. Only if all of these are written.
+            swapped = min(len(admitted), len(changes.evicted)) if len(back[0]) == len(changes.evicted) else 0
             return Moves(*back, slots, rows, initial, fresh, swapped=swapped)
         now = ~is_late
         return Moves(*back, slots[now], rows[now], initial[now], fresh, slots[is_late], rows[is_late])
@@ -200,7 +200,7 @@ class Planner:
     # --- rows that are not on the device ---------------------------------------------------------------------
 
     def _prefetch(self, question: "_Question") -> tuple[Int64s, Int64s]:
-        """Admit all missing rows, evict those that score lowest; returns (takers, victims)."""
+        """Admit all missing rows, evict those that score lowest; returns (admitted, evicted)."""
         shortage = len(question.missing) - self.slots.num_free
         if shortage <= 0:
             self._try_score(question)
@@ -282,7 +282,7 @@ class _Question:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class SlotChanges:
     """The decisions of `prepare`."""
 
     number: int
@@ -290,8 +290,8 @@ class Arrival:
     distinct: Distinct
     entered: Entered  # what the books say of these rows
     missing: Int64s  # distinct rows without a slot
-    takers: Int64s  # distinct rows that get a slot
-    victims: Int64s  # slots whose rows are evicted
+    admitted: Int64s  # distinct rows that get a slot
+    evicted: Int64s  # slots whose rows are evicted
     tally: Int64s  # (tables of the group, counters)
 
     @property

@@ -322,8 +322,8 @@ def first_free(free, place):
 
 
 @kernel()
-def release_slots(part, tally, victims, slots, num_free, marked, codes, index, back):
-    """Evict the rows of the slots victims[first:last], part (2,); list those to write back, and free the slots.
+def release_slots(part, tally, evicted, slots, num_free, marked, codes, index, back):
+    """Evict the rows of the slots evicted[first:last], part (2,); list those to write back, and free the slots.
 
     index: see `table_of`. marked: a batch and flags; slots used by that batch or later have these flags, too
     (`mark_used`). back: slots and rows (n,) int64, which receive those to write back from `first` on. Freed slots are
@@ -335,14 +335,14 @@ def release_slots(part, tally, victims, slots, num_free, marked, codes, index, b
     back_slots, back_rows = back
     num_back = first
     for i in range(first, last):
-        if i + 2 * AHEAD < last:  # victims ascend, but too far apart for the processor to prefetch their slots
-            ahead = victims[at(i + 2 * AHEAD)]
+        if i + 2 * AHEAD < last:  # these slots ascend, but too far apart for the processor to prefetch them
+            ahead = evicted[at(i + 2 * AHEAD)]
             prefetch_item(slot_rows, ahead)
             prefetch_item(slot_used, ahead)
             prefetch_item(slot_flags, ahead)
         if i + AHEAD < last:
-            prefetch_item(codes, slot_rows[at(victims[at(i + AHEAD)])])
-        slot = at(victims[at(i)])
+            prefetch_item(codes, slot_rows[at(evicted[at(i + AHEAD)])])
+        slot = at(evicted[at(i)])
         row, used = slot_rows[slot], slot_used[slot]
         flags = slot_flags[slot] | (mark if used >= since else np.uint8(0))
         table = table_of(row, index)
@@ -366,7 +366,7 @@ def release_chunk(c, bounds, ends, tallies, books_of_group):
 
 @kernel()
 def release_chunks(bounds, ends, tallies, *books_of_group):
-    """`release_slots` by several threads; bounds (C + 1,) int64 are those of their parts of `victims`.
+    """`release_slots` by several threads; bounds (C + 1,) int64 are those of their parts of `evicted`.
 
     ends (C,) int64 receives the ends of their lists, tallies (C, T, counters) what they count.
     """
@@ -374,8 +374,8 @@ def release_chunks(bounds, ends, tallies, *books_of_group):
 
 
 @kernel()
-def take_slots(part, takers, distinct, locations, records, slots, num_free, held, taken):
-    """Give each missing distinct row of takers[first:last], part (2,), a free slot, and touch it.
+def take_slots(part, admitted, distinct, locations, records, slots, num_free, held, taken):
+    """Give each missing distinct row of admitted[first:last], part (2,), a free slot, and touch it.
 
     Slots are from the end of the stack. held: the batch, for which they are held, and the oldest batch in flight. A row
     that one of these updates on the host is late, and not initial: rows used on the host are stored there.
@@ -389,11 +389,11 @@ def take_slots(part, takers, distinct, locations, records, slots, num_free, held
     all_fit = slot_rows.size == 0
     for i in range(first, last):
         if i + AHEAD < last:
-            prefetch_item(codes, rows[at(takers[at(i + AHEAD)])])
+            prefetch_item(codes, rows[at(admitted[at(i + AHEAD)])])
             if not all_fit:
                 place = num_free - 1 - i - AHEAD
                 prefetch_item(slot_rows, free[at(place)] + first_free(free, place))
-        u, place = at(takers[at(i)]), num_free - 1 - i
+        u, place = at(admitted[at(i)]), num_free - 1 - i
         row, slot = rows[u], free[at(place)] + first_free(free, place)
         code = codes[at(row)]
         is_initial = not is_stored(code)
@@ -418,7 +418,7 @@ def take_chunk(c, bounds, books_of_batch):
 
 @kernel()
 def take_chunks(bounds, *books_of_batch):
-    """`take_slots` by several threads; bounds (C + 1,) int64 are those of their parts of `takers`."""
+    """`take_slots` by several threads; bounds (C + 1,) int64 are those of their parts of `admitted`."""
     in_parallel(take_chunk, bounds.size - 1, bounds, books_of_batch)
 
 
@@ -535,15 +535,15 @@ def count_host_vectors(bag_tables, bag_starts, inverse, locations, vectors):
 
 
 @kernel()
-def count_taken(takers, table_ends, tally):
-    """Count in tally (T, counters) the distinct rows takers (n,) that get a slot; they ascend.
+def count_taken(admitted, table_ends, tally):
+    """Count in tally (T, counters) the distinct rows admitted (n,) that get a slot; they ascend.
 
     These counts are loops because numpy's, with caches cold after the dense part, take 20 to 40 us each.
     """
     u = 0
     for table in range(table_ends.size):
         first = u
-        while u < takers.size and takers[u] < table_ends[table]:
+        while u < admitted.size and admitted[u] < table_ends[table]:
             u += 1
         tally[table, FETCHED] += u - first
         tally[table, ADMITTED] += u - first

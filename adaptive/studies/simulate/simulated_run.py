@@ -23,7 +23,7 @@ from adaptive.embeddings.planning.access_events import AccessNotifier, RowView
 from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch, lay_out_bags
-from adaptive.embeddings.planning.planner import Arrival, Planner
+from adaptive.embeddings.planning.planner import Planner, SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import choose_slots, row_bytes
 from adaptive.errors import DeviceMemoryError, InputError, PolicyError
@@ -131,11 +131,11 @@ class SimulatedRun:
         if self.error is not None:
             return
         with self.timed():
-            arrival = self._prepare(distinct, [later for _, later in self._ahead])
-            self._count_popular(batch, arrival)
-            self._commit(batch, arrival)
+            changes = self._prepare(distinct, [later for _, later in self._ahead])
+            self._count_popular(batch, changes)
+            self._commit(batch, changes)
 
-    def _prepare(self, distinct: Distinct, window: list[Distinct]) -> Arrival:
+    def _prepare(self, distinct: Distinct, window: list[Distinct]) -> SlotChanges:
         depth = self.setup.depth
         while True:
             try:
@@ -145,16 +145,16 @@ class SimulatedRun:
                     raise
                 depth -= 1
 
-    def _count_popular(self, batch: Batch, arrival: Arrival) -> None:
+    def _count_popular(self, batch: Batch, changes: SlotChanges) -> None:
         """Count samples whose rows are all on the device, before the batch moves any."""
         cold = np.empty(batch.num_samples, np.bool_)
-        inverse, locations = arrival.distinct.inverse, arrival.locations
+        inverse, locations = changes.distinct.inverse, changes.locations
         self.popular += int(belady.popular_inputs(batch.offsets, inverse, locations, cold))
 
-    def _commit(self, batch: Batch, arrival: Arrival) -> None:
+    def _commit(self, batch: Batch, changes: SlotChanges) -> None:
         """Commit the batch to the planner's records and add its counts."""
         bags = None if self.staged else lay_out_bags(self.setup.group, batch)
-        tally, _ = self.planner.commit_books(arrival, bags)
+        tally, _ = self.planner.commit_books(changes, bags)
         self.tally += tally
         self.batches += 1
         self.samples += batch.num_samples

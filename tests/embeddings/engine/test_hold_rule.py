@@ -1,6 +1,6 @@
 """The number of batches that hold their rows, simulated and real: one less loses updates.
 
-The look-ahead thread plans batch k, writes its victims back and fetches its rows; the training thread trains one
+The look-ahead thread plans batch k, writes evicted rows back and fetches its own; the training thread trains one
 batch after another. With look-ahead d, plan k waits until batch k - d - 1 is trained, so batches k - d ... k - 1
 may still be in training while k's rows move: they, and k itself, hold their rows. Nothing after k needs holding,
 for a plan's write back is over before the next plan's fetch begins.
@@ -62,20 +62,20 @@ class Simulation:
                 yield "waiting"
             held = set().union(*self.batches[max(0, number - self.hold) : number + 1])
             idle = [row for row in self.slot_of if row not in held]
-            victims = {row: self.slot_of.pop(row) for row in idle if rng.random() < 0.7}
+            evicted = {row: self.slot_of.pop(row) for row in idle if rng.random() < 0.7}
             missing = [row for row in rows if row not in self.slot_of]
-            self.free += victims.values()
+            self.free += evicted.values()
             self.slot_of |= {row: self.free.pop() for row in missing}
             self.plans.append({row: self.slot_of[row] for row in rows})
             yield "planned"
-            moves = [self.write_back(victims), self.fetch(missing)]
+            moves = [self.write_back(evicted), self.fetch(missing)]
             for move in reversed(moves) if self.fetch_first else moves:
                 yield from move
             self.fetched = number
             yield "fetched"
 
-    def write_back(self, victims: dict[int, int]):  # type: ignore[no-untyped-def]
-        for row, slot in victims.items():
+    def write_back(self, evicted: dict[int, int]):  # type: ignore[no-untyped-def]
+        for row, slot in evicted.items():
             self.host[row] = self.slots[slot]
             yield "written back"
 
@@ -154,16 +154,16 @@ class HostSimulation(Simulation):
                 yield "waiting"
             in_flight = set().union(*self.batches[max(0, number - self.depth) : number])
             idle = [row for row in self.slot_of if row not in in_flight | set(rows)]
-            victims = {row: self.slot_of.pop(row) for row in idle if rng.random() < 0.7}
+            evicted = {row: self.slot_of.pop(row) for row in idle if rng.random() < 0.7}
             coming = [row for row in rows if row not in self.slot_of and rng.random() < 0.5]
             late = [row for row in coming if row in in_flight]
             self.late += len(late)
-            self.free += victims.values()
+            self.free += evicted.values()
             self.slot_of |= {row: self.free.pop() for row in coming}
             self.plans.append({row: self.slot_of.get(row, -1) for row in rows})
             self.late_of.append([] if self.early is None else late)
             yield "planned"
-            yield from self.write_back(victims)
+            yield from self.write_back(evicted)
             yield from self.fetch([row for row in coming if row not in late] if self.early is not None else coming)
             self.fetched = number
             yield "fetched"

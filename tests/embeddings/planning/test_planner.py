@@ -290,11 +290,11 @@ def test_swaps_are_those_of_two_rankings(coming: list[float], staying: list[floa
     worst = sorted(range(len(staying)), key=lambda i: staying[i])
     wins = [coming[new] > staying[old] for new, old in zip(best[num_free:], worst, strict=False)]
     assert wins == sorted(wins, reverse=True)
-    takers, victims = swaps(
+    admitted, evicted = swaps(
         100 + np.arange(len(coming)), 200 + np.arange(len(staying)), np.array(coming + staying, np.float64), num_free
     )  # fmt: skip
-    assert takers.tolist() == sorted(100 + i for i in best[: num_free + sum(wins)])
-    assert victims.tolist() == [200 + i for i in worst[: sum(wins)]]
+    assert admitted.tolist() == sorted(100 + i for i in best[: num_free + sum(wins)])
+    assert evicted.tolist() == [200 + i for i in worst[: sum(wins)]]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -30,14 +30,14 @@ def test_gather_after_touching(num_slots: int) -> None:
     """Row 1 is on the host, row 2 in a slot."""
     tracker = Tracker(4, keeps_norms=True)
     slots = SlotTable(num_slots, np.array([0, 4]), tracker)
-    for batch, rows, taker in ((0, [2], 0), (3, [1], None), (5, [2], None)):
+    for batch, rows, admitted in ((0, [2], 0), (3, [1], None), (5, [2], None)):
         distinct = Distinct(np.array(rows), np.array([3], np.int32), np.zeros(1, np.int32), np.array([1]))
         places, tally = np.full((2, 1), -1), np.zeros((1, len(Counter)), np.int64)
         no_entries = np.zeros(0, np.int32)
         entered = Entered(*places, np.zeros(1, np.int32), no_entries, np.zeros(0, np.uint32), no_entries)
         missing = slots.enter(distinct, batch, 1, entered, tally)
-        if taker is not None:
-            slots.take(np.array([taker]), distinct, places[0], batch, batch, tally)
+        if admitted is not None:
+            slots.take(np.array([admitted]), distinct, places[0], batch, batch, tally)
         elif missing:
             slots.leave_on_host(np.arange(1), distinct, places[0], batch)
     tracker.add_norms(np.array([2]), np.array([0.5], np.float32))

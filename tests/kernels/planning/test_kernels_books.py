@@ -170,7 +170,7 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
     for batch in range(7):
         rows, done = rng.permutation(num_rows)[:15], []
         distinct = Distinct(rows, i32(*[2] * 15), i32(), ints(15))
-        victims = np.sort(rng.permutation(num_rows)[:5])
+        evicted = np.sort(rng.permutation(num_rows)[:5])
         for slots in tables:
             entered = unwatched(15)
             locations, missing = entered.locations, entered.missing
@@ -183,7 +183,7 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
             if batch in (3, 5):
                 dirty = slots.rows[slots.dirty()]
                 slots.clean(slots.slots_of(np.sort(dirty)[::2]))
-                in_slots = slots.slots_of(victims)
+                in_slots = slots.slots_of(evicted)
                 _, back = slots.release(in_slots[in_slots >= 0], new_tally(1))
                 done.append([np.sort(dirty).tolist(), back.tolist()])
         assert done[: len(done) // 2] == done[len(done) // 2 :]
@@ -456,8 +456,8 @@ def test_threads_that_share_a_batch_plan_the_same(
             count = slots.enter(distinct, batch, DIRTY, entered, tally)
             taken = missing[: min(count, slots.num_free)]
             taken_slots = slots.take(taken, distinct, locations, batch, batch, tally)
-            victims = slots.taken()[:0] if slots.all_fit else slots.lowest(slots.idle_window(batch, 50), order, 15)
-            results += [column.tolist() for column in (*taken_slots, victims, *slots.release(victims, tally))]
+            evicted = slots.taken()[:0] if slots.all_fit else slots.lowest(slots.idle_window(batch, 50), order, 15)
+            results += [column.tolist() for column in (*taken_slots, evicted, *slots.release(evicted, tally))]
             norms = np.linspace(1e-3, 1, len(rows), dtype=np.float32)
             tracker.add_norms(rows, norms)
             results += [locations.tolist(), missing[:count].tolist(), tally.tolist()]

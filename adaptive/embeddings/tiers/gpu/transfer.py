@@ -186,7 +186,7 @@ class DirectTransfer(Transfer):
 
 
 @dataclass(frozen=True)
-class _Arrival:
+class _WrittenBack:
     """Rows in flight to the host, which stores them after `event`."""
 
     event: Event
@@ -206,7 +206,7 @@ class StagedTransfer(Transfer):
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels) -> None:
         super().__init__(host, mover, kernels)
         self._to_device, self._to_host = Ring(mover, NUM_BLOCKS), Ring(mover, NUM_BLOCKS)
-        self._arrivals: deque[_Arrival] = deque()
+        self._written_back: deque[_WrittenBack] = deque()
         in_memory = len(host.weights) > 0  # files have their own threads, and count in one place what they read
         self._pool = (
             ThreadPoolExecutor(THREADS - 1, "adaptive-rows") if in_memory and usable_cores() > THREADS else None
@@ -224,7 +224,7 @@ class StagedTransfer(Transfer):
         self.finish_host_writes()
         for first in range(0, len(moves.back_slots), self._at_once):
             part = slice(first, first + self._at_once)
-            if len(self._arrivals) == NUM_BLOCKS:
+            if len(self._written_back) == NUM_BLOCKS:
                 self._store_next()
             self._start_to_host(slots, moves.back_slots[part], moves.back_rows[part])
 
@@ -234,18 +234,20 @@ class StagedTransfer(Transfer):
         transfer_buffer.send(1)
         sent, weights, state = transfer_buffer.tensors
         self._copy(RowArrays(weights, state), self._count[: len(rows)], slots, sent)
-        self._arrivals.append(_Arrival(transfer_buffer.to_host(1), rows, *transfer_buffer.arrays[1:]))
+        self._written_back.append(_WrittenBack(transfer_buffer.to_host(1), rows, *transfer_buffer.arrays[1:]))
 
     def finish_host_writes(self) -> None:
-        while self._arrivals:
+        while self._written_back:
             self._store_next()
 
     def _store_next(self) -> None:
-        arrival = self._arrivals.popleft()
-        self._mover.await_brought(arrival.event)
+        written_back = self._written_back.popleft()
+        self._mover.await_brought(written_back.event)
         self._in_pieces(
-            len(arrival.rows),
-            lambda at, numbers: self._host.copy_in(arrival.rows[at], arrival.weights, arrival.state, numbers),
+            len(written_back.rows),
+            lambda at, numbers: self._host.copy_in(
+                written_back.rows[at], written_back.weights, written_back.state, numbers
+            ),
         )
 
     def _fetch_stored(self, slots: RowArrays, stored: tuple[Int64s, Int64s], sent: Sequence[Tensor]) -> None:
