@@ -183,7 +183,7 @@ def _with_keys(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
 
 
 class _Made(LookupsAhead):
-    """Time the look-ahead thread if helpers have enough cores: outlines are made before."""
+    """Time the look-ahead thread if helpers have enough cores: lookups are found before."""
 
     def __init__(self, ours: Ours, batches: Sequence[Batch]) -> None:
         tiered_groups = ours.bag.runtime.pipeline.tiered_groups

@@ -58,7 +58,7 @@ def test_a_misspelt_name_is_told_with_the_nearest_one(arguments: dict[str, Any],
 
 def test_the_default_optimizer_is_that_of_the_command_line() -> None:
     assert (
-        TieredEmbeddingBag([TABLE]).runtime.outline.optimizer
+        TieredEmbeddingBag([TABLE]).runtime.sized.optimizer
         == row_optimizer(TrainConfig().optimizer)
         == RowwiseAdagrad(0.05)
     )

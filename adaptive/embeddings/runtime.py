@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from adaptive.embeddings.engine.build import Outline
+from adaptive.embeddings.engine.build import SizedEngine
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
@@ -20,14 +20,14 @@ class Runtime:
 
     Attributes:
         pipeline: plans batches and moves rows.
-        outline: arguments of the tables, and the sizes that follow from them.
+        sized: arguments of the tables, and the sizes that follow from them.
         optimizer: keeps gradients and updates rows.
         statistics: counts of trained batches.
         view: the rows as policies see them.
     """
 
     pipeline: Pipeline
-    outline: Outline
+    sized: SizedEngine
     optimizer: RowsOptimizer
     statistics: StatisticsCollector
     view: TierView
@@ -43,7 +43,7 @@ class Runtime:
     @property
     def may_end_early(self) -> bool:
         """True if batches that were read but not planned can be read again: the policy does not arrange them."""
-        return not arranges(self.outline.policy)
+        return not arranges(self.sized.policy)
 
     def end_early(self) -> None:
         """Plan no more batches in the running look-ahead. Requires `may_end_early`."""

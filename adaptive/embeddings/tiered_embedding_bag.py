@@ -22,7 +22,7 @@ from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.batch_steps import BatchSteps
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
-from adaptive.embeddings.engine.build import build_pipeline, outline_engine, watch_rows
+from adaptive.embeddings.engine.build import build_pipeline, size_engine, watch_rows
 from adaptive.embeddings.engine.lookahead import LookAheadPass
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
@@ -110,8 +110,8 @@ class TieredEmbeddingBag(PooledVectors):
         rule = parse_policy(policy)[2] if isinstance(policy, str) else None
         self.policy = make_policy(policy)
         self.skip = with_rule(self.policy, rule if skip is None else skip)
-        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, share)
-        self._pipeline, sizes = build_pipeline(outline)
+        sized = size_engine(tables, tier, self.policy, optimizer, self.skip, seed, share)
+        self._pipeline, sizes = build_pipeline(sized)
         self._batch_steps = BatchSteps(self._pipeline)
         self.rows_anchor = nn.Parameter(torch.zeros(0, device=self._pipeline.mover.device))
         self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps, self.rows_anchor)
@@ -120,13 +120,13 @@ class TieredEmbeddingBag(PooledVectors):
         planners, keys = zip(*((tiered.planner, tiered.keys) for tiered in self._pipeline.tiered_groups), strict=True)
         groups = self._pipeline.groups
         view, self._hashed_view = RowView(groups, planners, keys), HashedView(groups)
-        self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, view)
-        self.drops_updates, self.defers = outline.drops_updates, outline.defers
+        self.runtime = Runtime(self._pipeline, sized, self._optimizer, self.statistics, view)
+        self.drops_updates, self.defers = sized.drops_updates, sized.defers
         self._use_groups(self._pipeline.groups)
         self.table_names = tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
-        if outline.skip is not None:
-            watched = outline.skip
+        if sized.skip is not None:
+            watched = sized.skip
             with self._pipeline.running_out("for watched rows"):
                 watch_rows(self._pipeline, watched, optimizer)
 
@@ -317,13 +317,13 @@ class TieredEmbeddingBag(PooledVectors):
 
     def extra_repr(self) -> str:
         """Return lines of text: tables, number of device rows, tiers, policy and optimizer."""
-        outline, policy = self.runtime.outline, self.policy
-        lines = [*map(_table_text, outline.tables[:MOST_TABLES])]
-        if len(outline.tables) > MOST_TABLES:
-            lines.append(f"and {len(outline.tables) - MOST_TABLES} more tables")
-        lines += [self.statistics.device_rows_text(), f"device {self.device}, host {outline.tier.host}"]
+        sized, policy = self.runtime.sized, self.policy
+        lines = [*map(_table_text, sized.tables[:MOST_TABLES])]
+        if len(sized.tables) > MOST_TABLES:
+            lines.append(f"and {len(sized.tables) - MOST_TABLES} more tables")
+        lines += [self.statistics.device_rows_text(), f"device {self.device}, host {sized.tier.host}"]
         rule = "" if policy.rule is None else f", skip rule {type(policy.rule).__name__}"
-        lines.append(f"policy {type(policy).__name__}{rule}, optimizer {outline.optimizer}")
+        lines.append(f"policy {type(policy).__name__}{rule}, optimizer {sized.optimizer}")
         return "\n".join(lines)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -23,7 +23,7 @@ from adaptive.data.sampling import Sample, take_share
 from adaptive.distributed.peers import Peers
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
 from adaptive.embeddings.checks import check_arguments
-from adaptive.embeddings.engine.build import Outline, choose_device, outline_engine
+from adaptive.embeddings.engine.build import SizedEngine, choose_device, size_engine
 from adaptive.embeddings.planning.sizing import held_rows
 from adaptive.embeddings.rows_optimizer import without_compiler
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -57,11 +57,11 @@ class Components:
 
 
 @dataclass(frozen=True)
-class ComponentsOutline:
-    """Outline of the components of a run, without rows."""
+class SizedComponents:
+    """Sizes of the components of a run, without rows."""
 
     tables: tuple[TableConfig, ...]
-    embeddings: Outline
+    embeddings: SizedEngine
     dense_parameters: int
 
 
@@ -172,8 +172,8 @@ def build(
         raise
 
 
-def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch]) -> ComponentsOutline:
-    """Outline the result of `build` without memory for rows; raises the same errors."""
+def size_components(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch]) -> SizedComponents:
+    """Size the result of `build` without memory for rows; raises the same errors."""
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
     tables = _tables_of(dataset, shape)
@@ -181,10 +181,10 @@ def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[
     optimizer = row_optimizer(config.optimizer)
     check_arguments(tables, tier, optimizer, config.skip)
     skip = with_rule(policy, config.skip)
-    embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed)
+    embeddings = size_engine(tables, tier, policy, optimizer, skip, config.seed)
     model = make_model(config.model, shape, inputs, seed=config.seed)
     num_weights = sum(weight.numel() for weight in model.parameters())
-    return ComponentsOutline(tables, embeddings, num_weights)
+    return SizedComponents(tables, embeddings, num_weights)
 
 
 def _sized_tier(config: TrainConfig, sample: Sequence[Batch]) -> TierConfig:

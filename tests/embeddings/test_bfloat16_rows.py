@@ -171,5 +171,5 @@ def test_a_size_in_bytes_holds_twice_the_rows() -> None:
     rows = []
     for dtype in ("float32", "bfloat16"):
         tables = [TableConfig(name="t", num_embeddings=3000, embedding_dim=64, dtype=dtype)]
-        rows.append(build(tables=tables, optimizer=SGD(), device_rows="64KiB").runtime.outline.device_rows)
+        rows.append(build(tables=tables, optimizer=SGD(), device_rows="64KiB").runtime.sized.device_rows)
     assert rows == [256, 512]

@@ -33,7 +33,7 @@ MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookk
 
 
 @dataclass(frozen=True)
-class Outline:
+class SizedEngine:
     """Arguments of the tables, and the sizes that follow; allocates no memory for rows."""
 
     tables: tuple[TableConfig, ...]
@@ -82,7 +82,7 @@ class Outline:
         return totals
 
 
-def outline_engine(
+def size_engine(
     tables: Sequence[TableConfig],
     tier: TierConfig,
     policy: Policy,
@@ -90,7 +90,7 @@ def outline_engine(
     skip: SkipConfig | None,
     seed: int,
     share: Share | None = None,
-) -> Outline:
+) -> SizedEngine:
     """Choose the sizes of everything that `build_pipeline` creates.
 
     Raises:
@@ -111,10 +111,10 @@ def outline_engine(
     if room is not None and skip is not None and policy_caller.defers:
         room = max(0, room - watched_bytes(groups, skip, optimizer))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    return Outline(tuple(tables), tier, groups, policy_caller, device, optimizer, sizes, skip)
+    return SizedEngine(tuple(tables), tier, groups, policy_caller, device, optimizer, sizes, skip)
 
 
-def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
+def build_pipeline(sized: SizedEngine) -> tuple[Pipeline, Sizes]:
     """Create the tiers, with rows at their initial values, and the pipeline.
 
     Returns the pipeline and the sizes that fit into memory. Call `watch_rows` to begin watching rows.
@@ -123,14 +123,14 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
         ConfigError: for combinations that cannot work.
         DeviceMemoryError: if the device's memory is too small for the rows of the batches in flight.
     """
-    policy_caller = outline.policy_caller
-    mover = Mover(streams_of(outline.device))
-    needed = _lookups_needed(outline.groups, outline.policy, outline.skip)
-    pools_on_host = outline.policy.misses == "host"
-    least = least_searched(outline.tier, mover.device, needed, pools_on_host=pools_on_host)
-    tiered_groups, sizes = _build_tiered_groups(outline, mover, least)
-    pipeline = Pipeline(tiered_groups, policy_caller, outline.tier, outline.skip, mover, outline.optimizer)
-    pipeline.use_rate(outline.optimizer.lr)
+    policy_caller = sized.policy_caller
+    mover = Mover(streams_of(sized.device))
+    needed = _lookups_needed(sized.groups, sized.policy, sized.skip)
+    pools_on_host = sized.policy.misses == "host"
+    least = least_searched(sized.tier, mover.device, needed, pools_on_host=pools_on_host)
+    tiered_groups, sizes = _build_tiered_groups(sized, mover, least)
+    pipeline = Pipeline(tiered_groups, policy_caller, sized.tier, sized.skip, mover, sized.optimizer)
+    pipeline.use_rate(sized.optimizer.lr)
     return pipeline, sizes
 
 
@@ -184,11 +184,11 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def _build_tiered_groups(
-    outline: Outline, mover: Mover, least: tuple[float, float] | None
+    sized: SizedEngine, mover: Mover, least: tuple[float, float] | None
 ) -> tuple[list[TieredGroup], Sizes]:
     """Create the tiers of each group; return them with the sizes that fit into memory."""
-    groups, sizes, tier, optimizer = outline.groups, outline.sizes, outline.tier, outline.optimizer
-    policy_caller = outline.policy_caller
+    groups, sizes, tier, optimizer = sized.groups, sized.sizes, sized.tier, sized.optimizer
+    policy_caller = sized.policy_caller
     in_place = policy_caller.policy.misses == "host"
     own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
     hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]
@@ -198,7 +198,7 @@ def _build_tiered_groups(
         devices = [CpuDevice(host, num_slots, poison=tier.poison) for host, num_slots in slots]
     else:
         devices, sizes = build_devices(
-            hosts, sizes, tier, optimizer, policy_caller.policy, mover, least=least, updates_all=outline.skip is None
+            hosts, sizes, tier, optimizer, policy_caller.policy, mover, least=least, updates_all=sized.skip is None
         )
     keys = [GroupKeys(group) if group.has_keys else None for group in groups]
     for host, of_group in zip(hosts, keys, strict=True):

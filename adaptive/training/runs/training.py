@@ -28,12 +28,12 @@ from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RunDirectory, read_record
 from adaptive.training.components import (
     Components,
-    ComponentsOutline,
+    SizedComponents,
     build,
     first_batches,
     open_data,
-    outline,
     prepare,
+    size_components,
     torch_settings,
     total_steps,
 )
@@ -50,7 +50,7 @@ from adaptive.training.runs.state import check_dense, load_optimizer_arrays
 from adaptive.training.telemetry.report import SCHEMA
 
 
-def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch]) -> int:
+def rows_in_flight(config: TrainConfig, components: SizedComponents, batches: Sequence[Batch]) -> int:
     """Device rows that a batch and the `depth` batches before it need at once, at most."""
     most = 0
     for group in components.embeddings.groups:
@@ -66,7 +66,7 @@ def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: 
     return most
 
 
-def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch], needed: int) -> None:
+def refuse_too_few(config: TrainConfig, components: SizedComponents, batches: Sequence[Batch], needed: int) -> None:
     """Raise DeviceMemoryError if a run would raise it in its first batches."""
     embeddings = components.embeddings
     room, policy = embeddings.device_rows, embeddings.policy
@@ -279,7 +279,7 @@ def plan_run(config: TrainConfig) -> RunPlan:
     """Compute memory, device rows and steps of a run; writes and allocates nothing."""
     dataset = open_data(with_initial_vocabulary(config))
     sample = first_batches(config, dataset)
-    components = outline(config, dataset, sample)
+    components = size_components(config, dataset, sample)
     embeddings = components.embeddings
     refuse_unreachable(config, dataset)
     needed = rows_in_flight(config, components, sample)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.engine.build import outline_engine
+from adaptive.embeddings.engine.build import size_engine
 from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -138,10 +138,10 @@ def test_an_outline_has_the_bytes_of_the_tables(policy: str, rule: str | None, o
     tier, chosen = TierConfig(device_rows="20%", device="cpu"), make_policy(policy)
     skip = with_rule(chosen, SkipConfig(rule=rule, hot_rows="30%"))
     made = TieredEmbeddingBag(tables, tier, policy=policy, optimizer=optimizer, skip=skip)
-    outline = outline_engine(tables, tier, chosen, optimizer, skip, 0)
-    assert outline.memory() == {name: size for name, size in made.statistics.memory().items() if "buffers" not in name}
-    assert (outline.num_rows, outline.device_rows) == (made.runtime.view.num_rows, made.runtime.view.device_rows)
-    assert (outline.defers, outline.drops_updates) == (made.defers, made.drops_updates)
+    sized = size_engine(tables, tier, chosen, optimizer, skip, 0)
+    assert sized.memory() == {name: size for name, size in made.statistics.memory().items() if "buffers" not in name}
+    assert (sized.num_rows, sized.device_rows) == (made.runtime.view.num_rows, made.runtime.view.device_rows)
+    assert (sized.defers, sized.drops_updates) == (made.defers, made.drops_updates)
 
 
 def test_tables_that_no_memory_holds_name_the_way_out() -> None:

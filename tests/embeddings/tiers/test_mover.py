@@ -158,7 +158,7 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
         monkeypatch.setattr(GroupBatch, "pool", pool_now)
         embeddings, trainee = case.build(), Trainee(TABLES)
         trained = train_more(embeddings, trainee, BATCHES, case.depth)
-    trained.assert_equals(train_slowly(TABLES, BATCHES, embeddings.runtime.outline.optimizer))
+    trained.assert_equals(train_slowly(TABLES, BATCHES, embeddings.runtime.sized.optimizer))
 
 
 def test_slots_and_sums_exist_before_another_stream_uses_them() -> None:
