@@ -36,8 +36,10 @@ class BatchSteps:
         """Return the current batch, whose rows are in place or in flight."""
         tiered_groups, parts = self._pipeline.tiered_groups, ready.parts or [()] * len(ready.plans)
         groups = [
-            GroupBatch(tiered, plan, sent, parts=of_group)
-            for tiered, plan, sent, of_group in zip(tiered_groups, ready.plans, ready.sent, parts, strict=True)
+            GroupBatch(tiered, plan, device_plan, parts=of_group)
+            for tiered, plan, device_plan, of_group in zip(
+                tiered_groups, ready.plans, ready.device_plans, parts, strict=True
+            )
         ]
         return Planned(ready.batch, groups, self._pipeline.inputs(ready), partial(self._pipeline.wait_for, ready))
 

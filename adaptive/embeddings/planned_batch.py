@@ -28,14 +28,14 @@ class GroupBatch:
         self,
         tiered: TieredGroup,
         plan: GroupPlan | None,
-        sent: DevicePlan | None = None,
+        device_plan: DevicePlan | None = None,
         pooling: Pooling | None = None,
         weights: Rows | Tensor | None = None,
         parts: Sequence[GroupPart] = (),
     ) -> None:
-        """`sent`: what the device has of the plan. `pooling`, `weights`: of a batch that is only read."""
+        """`device_plan`: what the device has of the plan. `pooling`, `weights`: of a batch that is only read."""
         assert (plan is None) != (pooling is None)
-        self.plan, self.sent = plan, sent
+        self.plan, self.device_plan = plan, device_plan
         self.parts = tuple(parts)
         self.gradients: Tensor | None = None
         self._tiered, self._group = tiered, tiered.group
@@ -45,8 +45,8 @@ class GroupBatch:
     def pool(self) -> Tensor:
         """Return the pooled vectors (V, D)."""
         assert self._pooling is not None
-        sent = None if self.sent is None else self.sent.pooling
-        return self._tiered.device.pool(self._pooling, sent, self._weights)
+        pooling = None if self.device_plan is None else self.device_plan.pooling
+        return self._tiered.device.pool(self._pooling, pooling, self._weights)
 
     def forget(self) -> None:
         """Drop the gradients."""
@@ -70,7 +70,7 @@ class GroupBatch:
         plan, device = self.plan, self._tiered.device
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
-        rows, norms = plan.written_rows, device.update(plan, self.sent, self.gradients)
+        rows, norms = plan.written_rows, device.update(plan, self.device_plan, self.gradients)
         self.gradients = None
         due_visits = np.zeros(0, np.int32) if plan.deferred is None else plan.deferred.due_visits
 
@@ -152,7 +152,7 @@ class Planned:
         self.waited = False  # True if a part had to wait for its rows
         self.works = tuple(works)
         self.num_samples = self.num_samples_of_all = batch.num_samples
-        # Sent now: on the stream that is current here, and a compiled model need not trace it.
+        # Pick now: on the stream that is current here, and a compiled model need not trace it.
         self.dense, self.labels = send(batch.dense), send(batch.labels)
 
     @property

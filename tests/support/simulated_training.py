@@ -216,7 +216,7 @@ class Run:
     def train_one(self, ready: ReadyBatch) -> None:
         pipeline = self.embeddings.runtime.pipeline
         pipeline.start_training(ready)
-        works = list(map(GroupBatch, pipeline.tiered_groups, ready.plans, ready.sent))
+        works = list(map(GroupBatch, pipeline.tiered_groups, ready.plans, ready.device_plans))
         if self.forgets and ready.number % 2:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)

@@ -54,7 +54,7 @@ class ReadyBatch:
 
     batch: Batch
     plans: list[GroupPlan]  # one for each group
-    sent: list[DevicePlan | None]  # what the device has of each plan; None: it reads the plan itself
+    device_plans: list[DevicePlan | None]  # what the device has of each plan; None: it reads the plan itself
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
     update_sizes: UpdateSizes  # of the batches whose feedback was taken in before this one was planned
@@ -339,13 +339,13 @@ class Pipeline:
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             arrays = [batch.dense, batch.labels, *batch.extras.values()]
             inputs = [arrays, *[()] * (len(plans) - 1)]
-            sent = [
+            device_plans = [
                 tiered.device.upload_plan(plan, buffer, along)
                 for tiered, plan, along in zip(self.tiered_groups, plans, inputs, strict=True)
             ]
             index_places = {group_number: changes.num_places for group_number, changes in key_changes.items()}
             reported = self.feedback.reported, self.feedback.update_sizes
-            ready = ReadyBatch(batch, plans, sent, parts, *reported, index_places, Future() if parts else None)
+            ready = ReadyBatch(batch, plans, device_plans, parts, *reported, index_places, Future() if parts else None)
             self.next_number = number + 1
             # Trained batches are dropped here, by the only thread that writes the list; the other one sets a number.
             self._planned = [*self.in_flight(), ready]
@@ -354,15 +354,15 @@ class Pipeline:
 
     def inputs(self, ready: ReadyBatch) -> Send:
         """Return the function that makes device tensors from a batch's arrays."""
-        return self.tiered_groups[0].device.inputs(ready.sent[0])
+        return self.tiered_groups[0].device.inputs(ready.device_plans[0])
 
     def _move(self, ready: ReadyBatch) -> None:
         """Write back, then fetch. Errors also go to `arrived`."""
         try:
-            for number, (tiered, plan, sent) in enumerate(
-                zip(self.tiered_groups, ready.plans, ready.sent, strict=True)
+            for number, (tiered, plan, device_plan) in enumerate(
+                zip(self.tiered_groups, ready.plans, ready.device_plans, strict=True)
             ):
-                tiered.move(plan, sent, self.stopwatch)
+                tiered.move(plan, device_plan, self.stopwatch)
                 self._late_fetches.poison_host(number, plan)
             if not ready.may_start:
                 self.mover.end_moves(ready.number)

@@ -151,9 +151,9 @@ class TieredGroup:
 
     # --- slots -----------------------------------------------------------------------------------------------
 
-    def move(self, plan: GroupPlan, sent: DevicePlan | None, stopwatch: Stopwatch) -> None:
+    def move(self, plan: GroupPlan, device_plan: DevicePlan | None, stopwatch: Stopwatch) -> None:
         """Execute the moves of a plan: write back, then fetch."""
-        lists = None if sent is None else sent.moves
+        lists = None if device_plan is None else device_plan.moves
         with stopwatch.stage("write_back"):
             moves = self.device.swap(plan.moves)
             self.device.write_back(moves, lists)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adaptive.arrays import Bools, Floats, Int64s, Rows, UInt64s
 from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates
-from adaptive.embeddings.tiers.device import DeviceTier, Later, Send, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, InFlight, Send, WatchedValues
 from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.rows.cpu import decay, pool, update
@@ -164,7 +164,7 @@ class CpuDevice(DeviceTier):
     def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> None:
         return
 
-    def inputs(self, sent: DevicePlan | None) -> Send:
+    def inputs(self, device_plan: DevicePlan | None) -> Send:
         return lambda array: torch.from_numpy(array.copy())  # a loop may write to its tensors; batches come again
 
     def finish_host_writes(self) -> None:
@@ -180,11 +180,11 @@ class CpuDevice(DeviceTier):
     def swap(self, moves: Moves) -> Moves:
         return self._host.swap(moves, self.weights, self.state)
 
-    def write_back(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
+    def write_back(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         if len(moves.back_rows):
             self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)
 
-    def fetch(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
+    def fetch(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         host, slots, rows = self._host, moves.fetch_slots, moves.fetch_rows
         if np.count_nonzero(moves.fetch_initial) < len(rows):
             # Indices of unpredictable flags take two thirds of the time of indexing by the flags.
@@ -205,7 +205,7 @@ class CpuDevice(DeviceTier):
     def pool(
         self,
         pooling: Pooling,
-        sent: DevicePooling | None = None,
+        device_pooling: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
     ) -> Tensor:
         out = self.empty_vectors(pooling.num_vectors)
@@ -221,7 +221,7 @@ class CpuDevice(DeviceTier):
     def use(self, optimizer: RowOptimizer) -> None:
         self._rows.use(optimizer)
 
-    def update(self, plan: GroupPlan, sent: DevicePlan | None, gradients: Tensor) -> Later:
+    def update(self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor) -> InFlight:
         if plan.deferred is None:
             norms = self._rows.update(plan.row_updates, gradients.numpy(), plan.number)
         else:

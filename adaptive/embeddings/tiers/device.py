@@ -20,7 +20,7 @@ from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, Devic
 from adaptive.optim import RowOptimizer
 
 Send = Callable[[NDArray[Any]], Tensor]
-Later = Callable[[], Floats]  # call it once for numbers that may still be in flight: it waits for them
+InFlight = Callable[[], Floats]  # call it once for numbers that may still be in flight: it waits for them
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DeviceTier(ABC):
         """
 
     @abstractmethod
-    def inputs(self, sent: DevicePlan | None) -> Send:
+    def inputs(self, device_plan: DevicePlan | None) -> Send:
         """Return `send` for a batch that begins, which reuses arrays sent with its plan.
 
         These must be the very same objects. The tensors belong to the training loop, which may keep them.
@@ -71,11 +71,11 @@ class DeviceTier(ABC):
         return moves
 
     @abstractmethod
-    def write_back(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
+    def write_back(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         """Copy the rows `moves.back_rows` with their state from their slots to the host."""
 
     @abstractmethod
-    def fetch(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
+    def fetch(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         """Copy or compute the rows `moves.fetch_rows` into their slots.
 
         `moves.fresh_rows` get their initial values on the host.
@@ -97,12 +97,12 @@ class DeviceTier(ABC):
     def pool(
         self,
         pooling: Pooling,
-        sent: DevicePooling | None = None,
+        device_pooling: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
     ) -> Tensor:
         """Return the vectors (V, D) float32 of one batch, from slots and host, or from `rows` (U, D).
 
-        sent: of the batch's plan; None: it is sent now. rows: on the host or on the device.
+        device_pooling: of the batch's plan; None: it is sent now. rows: on the host or on the device.
         """
 
     @abstractmethod
@@ -113,7 +113,7 @@ class DeviceTier(ABC):
         """
 
     @abstractmethod
-    def update(self, plan: GroupPlan, sent: DevicePlan | None, gradients: Tensor) -> Later:
+    def update(self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor) -> InFlight:
         """Update rows from the vectors' gradients (V, D), or add these to sums and apply those that are due.
 
         Returns:

@@ -20,7 +20,7 @@ from torch import Tensor
 from adaptive.arrays import Floats, Int64s, Rows
 from adaptive.embeddings.planning.plan import GroupPlan, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.cpu_device import CpuRows
-from adaptive.embeddings.tiers.device import DeviceTier, Later, Send, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, InFlight, Send, WatchedValues
 from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling, DeviceSums, DeviceUpdates
 from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES, TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
 from adaptive.embeddings.tiers.gpu.link import ArrivingArray, ComputeLink
@@ -141,11 +141,11 @@ class TorchDevice(DeviceTier):
             sendable = [array for array in sendable if id(array) not in crossed]
         return send_plan(plan, self._transfer, self._transfer_buffers[buffer], sendable)
 
-    def write_back(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
-        self._transfer.write_back(self.slots, moves, sent)
+    def write_back(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
+        self._transfer.write_back(self.slots, moves, device_moves)
 
-    def fetch(self, moves: Moves, sent: DeviceMoves | None = None) -> None:
-        self._transfer.fetch(self.slots, moves, sent)
+    def fetch(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
+        self._transfer.fetch(self.slots, moves, device_moves)
 
     def finish_host_writes(self) -> None:
         self._transfer.finish_host_writes()
@@ -161,10 +161,10 @@ class TorchDevice(DeviceTier):
 
     # --- training, on the compute stream -------------------------------------------------------------------------
 
-    def inputs(self, sent: DevicePlan | None) -> Send:
-        assert sent is not None
+    def inputs(self, device_plan: DevicePlan | None) -> Send:
+        assert device_plan is not None
         # Copies, within the device's memory: buffers are written again when the batch has been trained.
-        copies = {id(array): self._copy(tensor) for array, tensor in sent.inputs}
+        copies = {id(array): self._copy(tensor) for array, tensor in device_plan.inputs}
         return lambda array: copies[id(array)] if id(array) in copies else self.send(array)
 
     def _copy(self, sent: Tensor) -> Tensor:
@@ -175,10 +175,10 @@ class TorchDevice(DeviceTier):
     def pool(
         self,
         pooling: Pooling,
-        sent: DevicePooling | None = None,
+        device_pooling: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
     ) -> Tensor:
-        sent = sent or send_pooling(pooling, self._link)
+        sent = device_pooling or send_pooling(pooling, self._link)
         if sent.bags is None:
             assert sent.on_host is not None
             return self._pool_on_host(sent.on_host)
@@ -204,11 +204,11 @@ class TorchDevice(DeviceTier):
             self._corrections = self._link.send(optimizer.corrections())
         self._host_rows.use(optimizer)
 
-    def update(self, plan: GroupPlan, sent: DevicePlan | None, gradients: Tensor) -> Later:
+    def update(self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor) -> InFlight:
         """Rows on the host are updated when this returns, rows in slots later."""
-        assert sent is not None
-        number, deferred, sums = plan.number, sent.sums, self._sums
-        norms = self._update(sent.row_updates, number, partial(self._host_rows.update, number=number), gradients)
+        assert device_plan is not None
+        number, deferred, sums = plan.number, device_plan.sums, self._sums
+        norms = self._update(device_plan.row_updates, number, partial(self._host_rows.update, number=number), gradients)
         if deferred is None:
             return norms
         self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
@@ -223,7 +223,7 @@ class TorchDevice(DeviceTier):
         update_host: Callable[..., Floats],
         gradients: Tensor,
         squares: Tensor | None = None,
-    ) -> Later:
+    ) -> InFlight:
         """Update rows in slots, and on the host those that have to be updated there.
 
         `update_host` updates rows on the host, from the rows of gradients (and squares) that these need.
@@ -254,7 +254,7 @@ class TorchDevice(DeviceTier):
 
     def _update_slots(
         self, row_updates: DeviceUpdates, number: int, gradients: Tensor, squares: Tensor | None
-    ) -> Later:
+    ) -> InFlight:
         segments, (weights, state) = row_updates.segments, self.slots
         lines, keys = 1 + self._host_rows.measures_rows, None
         norms = self._mover.compute.empty((lines, len(segments.locations)))

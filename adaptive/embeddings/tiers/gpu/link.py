@@ -10,7 +10,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from adaptive.embeddings.tiers.device import Later
+from adaptive.embeddings.tiers.device import InFlight
 from adaptive.embeddings.tiers.gpu.buffers import TORCH_DTYPES, PinnedBlock, part_of, take_rows
 from adaptive.embeddings.tiers.mover import Event, Mover, Shape
 
@@ -58,7 +58,7 @@ class ComputeLink:
             self._sending.append(block)
         return tensor
 
-    def to_host(self, tensor: Tensor) -> Later:
+    def to_host(self, tensor: Tensor) -> InFlight:
         """Start to copy float32 numbers from the device; call the result, once, to get them."""
         return self.start_to_host(tensor).take
 

@@ -53,7 +53,7 @@ NOT_PLANNED: Final = 1 << 62
 FIRST_ROOM: Final = 8  # lookups for each distinct row that fits, at least
 
 
-class FoundLookups(OnDevice):
+class DeviceLookups(OnDevice):
     """Memory for the lookups of one batch and their results; reused after its training.
 
     Attributes:
@@ -114,7 +114,7 @@ class DeviceSearcher(Searcher):
         self._updates_all, self._sends_inputs = updates_all, sends_inputs
         self.most_rows = 0  # of a batch so far
         self._least, self._least_per_bag = max(1, least), least_per_bag
-        self._memories: list[FoundLookups] = []
+        self._memories: list[DeviceLookups] = []
 
     @property
     def num_bytes(self) -> Bytes:
@@ -134,7 +134,7 @@ class DeviceSearcher(Searcher):
         trained = self.mover.start_finding()
         memory = next((memory for memory in self._memories if memory.user <= trained), None)
         if memory is None:
-            memory = FoundLookups(self.mover, updates_all=self._updates_all)
+            memory = DeviceLookups(self.mover, updates_all=self._updates_all)
             self._memories.append(memory)
         memory.user = NOT_PLANNED
         if sum(sizes) < max(self._least, self._least_per_bag * len(sizes) * batch.num_samples):
@@ -147,7 +147,7 @@ class HostSearch(Search):
 
     _lookups: Lookups
 
-    def __init__(self, searcher: DeviceSearcher, batch: Batch, memory: FoundLookups) -> None:
+    def __init__(self, searcher: DeviceSearcher, batch: Batch, memory: DeviceLookups) -> None:
         self._searcher, self._batch, self._memory = searcher, batch, memory
 
     def launch(self, finder: DistinctFinder) -> None:
@@ -185,7 +185,7 @@ class DeviceSearch(Search):
     _event: Event
     _bags: Bags
 
-    def __init__(self, searcher: DeviceSearcher, batch: Batch, num_lookups: int, memory: FoundLookups) -> None:
+    def __init__(self, searcher: DeviceSearcher, batch: Batch, num_lookups: int, memory: DeviceLookups) -> None:
         self._searcher, self._batch, self._num_lookups, self._memory = searcher, batch, num_lookups, memory
         self._stream = searcher.mover.finding
 

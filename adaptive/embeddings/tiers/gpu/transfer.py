@@ -69,8 +69,8 @@ class Transfer(ABC):
         return self._lists.num_bytes
 
     @abstractmethod
-    def write_back(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
-        """Copy the rows `moves.back_rows` from their slots to the host. sent: lists that crossed with a plan."""
+    def write_back(self, slots: RowArrays, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
+        """Copy the rows `moves.back_rows` from their slots to the host, with lists sent ahead."""
 
     def fetches(self, moves: Moves) -> Fetches:
         """Divide the rows to fetch: those that the host stores, and those at their initial values."""
@@ -83,12 +83,12 @@ class Transfer(ABC):
         keys = () if row_keys is None else (row_keys[seed_rows],)
         return Fetches((places[stored], rows[stored]), (places[never_stored], seed_rows, *keys))
 
-    def fetch(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
+    def fetch(self, slots: RowArrays, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         """Copy or compute `moves.fetch_rows` into slots; store `moves.fresh_rows` on the host."""
         self._host.store_initial(moves.fresh_rows)
-        sent = sent or DeviceMoves(self.fetches(moves), (), (), ())
-        self._fetch_stored(slots, sent.fetches.stored, sent.stored)
-        for places, rows, *keys in self._send(sent.fetches.initial, sent.initial):
+        lists = device_moves or DeviceMoves(self.fetches(moves), (), (), ())
+        self._fetch_stored(slots, lists.fetches.stored, lists.stored)
+        for places, rows, *keys in self._send(lists.fetches.initial, lists.initial):
             arguments = *slots, places, rows, *self._tables, self._first_state
             row_keys = keys[0] if keys else None
             self._mover.copying.run(partial(self._kernels.initial_rows, *arguments, row_keys=row_keys))
@@ -155,10 +155,11 @@ class DirectTransfer(Transfer):
         self._used_in_place = used_in_place
         self._written: Event | None = None
 
-    def write_back(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
+    def write_back(self, slots: RowArrays, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         if self._written is not None and self._used_in_place:
             self._mover.await_brought(self._written)
-        for places, rows in self._send((moves.back_slots, moves.back_rows), () if sent is None else sent.back):
+        back = () if device_moves is None else device_moves.back
+        for places, rows in self._send((moves.back_slots, moves.back_rows), back):
             self._copy(self._open_rows(), rows, slots, places)
         if len(moves.back_slots):
             self._written = self._mover.copying.record()
@@ -220,7 +221,7 @@ class StagedTransfer(Transfer):
         rings = self._to_device.num_bytes, self._to_host.num_bytes
         return add_bytes([super().num_bytes, *rings, (0, self._count.nbytes)])
 
-    def write_back(self, slots: RowArrays, moves: Moves, sent: DeviceMoves | None = None) -> None:
+    def write_back(self, slots: RowArrays, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         self.finish_host_writes()
         for first in range(0, len(moves.back_slots), self._at_once):
             part = slice(first, first + self._at_once)

@@ -41,13 +41,13 @@ from adaptive.embeddings.tiers.device_plan import (
 )
 from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
-from adaptive.embeddings.tiers.gpu.lookups import FoundLookups, implied_left_out
+from adaptive.embeddings.tiers.gpu.lookups import DeviceLookups, implied_left_out
 from adaptive.embeddings.tiers.gpu.transfer import Transfer
 from adaptive.kernels.planning.lookups import hot_rows
 
 T = TypeVar("T")
-Sent = Callable[[list[Tensor]], T]  # picks, from all tensors that were sent
-Picked = Sent[tuple[Tensor, ...]]
+Pick = Callable[[list[Tensor]], T]  # picks, from all tensors that were sent
+Tensors = Pick[tuple[Tensor, ...]]
 
 
 def send_plan(
@@ -81,8 +81,8 @@ def count_bytes(tally: Int64s, sent: int, searched: int, found: int) -> None:
             tally[:, counter] += divide_by_weight(size, tally[:, Counter.LOOKUPS])
 
 
-def device_lookups(lookups: OnDevice) -> FoundLookups:
-    assert isinstance(lookups, FoundLookups)
+def device_lookups(lookups: OnDevice) -> DeviceLookups:
+    assert isinstance(lookups, DeviceLookups)
     return lookups
 
 
@@ -106,7 +106,7 @@ class _Packing:
         self.arrays: list[NDArray[Any]] = []
         self._places: dict[int, int] = {}  # id of an array -> its place
 
-    def add(self, *arrays: NDArray[Any]) -> Picked:
+    def add(self, *arrays: NDArray[Any]) -> Tensors:
         """Return a function that picks the tensors of these arrays out of all that were sent."""
         places = [self._place(array) for array in arrays]
         return lambda sent: tuple(sent[place] for place in places)
@@ -122,7 +122,7 @@ class _Packing:
         return transfer_buffer.tensors
 
 
-def _pool(pooling: Pooling, lookups: FoundLookups, packing: _Packing) -> Sent[DevicePooling]:
+def _pool(pooling: Pooling, lookups: DeviceLookups, packing: _Packing) -> Pick[DevicePooling]:
     """A forward pass whose lookups are on the device: only the locations of its rows are added."""
     locations = pooling.row_locations
     assert not len(locations) or locations.min() >= 0, "no row is on the host"
@@ -130,7 +130,7 @@ def _pool(pooling: Pooling, lookups: FoundLookups, packing: _Packing) -> Sent[De
     return lambda sent: DevicePooling(lookups.bags_at(*at(sent)), no_rows(), None, None)
 
 
-def _update(row_updates: RowUpdates, lookups: FoundLookups, packing: _Packing) -> Sent[DeviceUpdates]:
+def _update(row_updates: RowUpdates, lookups: DeviceLookups, packing: _Packing) -> Pick[DeviceUpdates]:
     """An update of all rows of a batch whose lookups are on the device."""
     segments = row_updates.segments
     sums = packing.add(row_updates.locations, *(() if lookups.by_row else (segments, hot_rows(segments))))
@@ -143,7 +143,7 @@ def _update(row_updates: RowUpdates, lookups: FoundLookups, packing: _Packing) -
     return updates
 
 
-def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[DevicePooling]:
+def _cut_pooling(pooling: Pooling, packing: _Packing) -> Pick[DevicePooling]:
     if not (pooling.row_locations < 0).any():  # checked first: nothing else here is as short
         bags = packing.add(*bag_arrays(pooling, pooling.row_locations))
         return lambda sent: DevicePooling(DeviceBags(pooling.num_samples, *bags(sent)), no_rows(), None, None)
@@ -180,14 +180,14 @@ def _take_bags(pooling: Pooling, which: Bools) -> Pooling:
     return Pooling(pooling.num_vectors, vectors, starts, tables, inverse, pooling.row_locations, scales)
 
 
-def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[DeviceUpdates]:
+def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Pick[DeviceUpdates]:
     on_host = row_updates.locations < 0
     if not on_host.any():
         segments = _add_segments(row_updates, packing)
         return lambda sent: _on_device(row_updates, Segments(*segments(sent)))
     device, host = (row_updates.take(np.flatnonzero(which)) for which in (~on_host, on_host))
     segments = _add_segments(device, packing)
-    needed: Picked | None = None
+    needed: Tensors | None = None
     if not on_host.all():
         wanted = np.zeros(num_vectors, np.bool_)
         wanted[host.vectors] = True
@@ -216,7 +216,7 @@ def _on_device(row_updates: RowUpdates, segments: Segments) -> DeviceUpdates:
     )
 
 
-def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[DeviceUpdates]:
+def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Pick[DeviceUpdates]:
     """Cut the update from sums that are due, one each; the host gets those of its rows."""
     num_now, entries = len(deferred.now), deferred.entries[deferred.due]
     rows, locations = deferred.rows[num_now:], row_updates.locations[deferred.written[num_now:]]
@@ -235,20 +235,20 @@ def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) ->
     )
 
 
-def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Picked:
+def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Tensors:
     """Add the arguments of `Segments`."""
     arrays = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
     return packing.add(*arrays, hot_rows(row_updates.segments))
 
 
-def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Sent[DeviceMoves]:
+def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Pick[DeviceMoves]:
     fetches, in_place = transfer.fetches(moves), transfer.in_place
     back = packing.add(*((moves.back_slots, moves.back_rows) if in_place else ()))
     stored, initial = packing.add(*(fetches.stored if in_place else ())), packing.add(*fetches.initial)
     return lambda sent: DeviceMoves(fetches, back(sent), stored(sent), initial(sent))
 
 
-def _send_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Sent[DeviceSums]:
+def _send_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Pick[DeviceSums]:
     due = _cut_sums(row_updates, deferred, packing)
     entries = deferred.entries.astype(np.int64)
     segments = _add_segments(replace(row_updates.take(deferred.summed), locations=entries), packing)

@@ -24,9 +24,9 @@ from adaptive.embeddings.tiers.gpu.lookups import (
     FREE,
     LONG_BAGS,
     MANY_LOOKUPS,
+    DeviceLookups,
     DeviceSearch,
     DeviceSearcher,
-    FoundLookups,
     HostSearch,
     implied_left_out,
 )
@@ -71,7 +71,7 @@ def search(searcher: DeviceSearcher, batch: Batch) -> Lookups:
 
 def check(lookups: Lookups, expected: Lookups) -> None:
     memory = lookups.on_device
-    assert isinstance(memory, FoundLookups)
+    assert isinstance(memory, DeviceLookups)
     for name in ("rows", "counts", "table_ends"):
         array, expected_array = getattr(lookups.distinct, name), getattr(expected.distinct, name)
         assert array.dtype == expected_array.dtype and array.tolist() == expected_array.tolist()
