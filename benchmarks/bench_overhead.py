@@ -6,8 +6,8 @@ Trainings of the same batches, 10% of the rows on the device, 4 batches ahead, p
 `steps` batches of one variant alone, from an empty look-ahead until the last one is trained:
 
 `lru`         no rule: every update is written
-`defer`       `lru` with the rule `defer`: popular rows are watched, their gradients summed, the sums applied when due
-`slipstream`  the policy `slipstream` with the rule `defer` alone; `bench_rules` measures it with dropped inputs
+`defer`       `lru` with the rule `defer`: popular rows are watched, their gradients summed, the sums applied when
+applied `slipstream`  the policy `slipstream` with the rule `defer` alone; `bench_rules` measures it with dropped inputs
 `bare`        `lru` without feedback: no norms of updates are taken in
 
 Before anything is timed, rows trained by `lru` and by `bare` must agree bit by bit, and so must those of `defer` with

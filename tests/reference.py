@@ -178,19 +178,19 @@ def gradient_squares(optimizer: RowOptimizer, gradient: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Deferred:
     """Gradients of one row that were put off: their sum (D,), and that of their squares, for Adam with their number."""
 
     gradient: Floats
     squares: Floats
 
 
-def put_off(optimizer: RowOptimizer, gradient: Floats, earlier: Waiting | None) -> Waiting:
+def put_off(optimizer: RowOptimizer, gradient: Floats, earlier: Deferred | None) -> Deferred:
     """One more visit's gradient, or the first; with no others it is the very gradient, -0.0 included."""
     squares = gradient_squares(optimizer, gradient)
     if earlier is None:
-        return Waiting(gradient, squares)
-    return Waiting(earlier.gradient + gradient, earlier.squares + squares)
+        return Deferred(gradient, squares)
+    return Deferred(earlier.gradient + gradient, earlier.squares + squares)
 
 
 def update_row(

@@ -72,11 +72,11 @@ class GroupBatch:
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
         rows, norms = plan.written_rows, device.update(plan, self.device_plan, self.gradients)
         self.gradients = None
-        due_visits = np.zeros(0, np.int32) if plan.deferred is None else plan.deferred.due_visits
+        applied_visits = np.zeros(0, np.int32) if plan.deferred is None else plan.deferred.applied_visits
 
         # It waits for several batches and must not keep the plan: the next one gets its memory, still in the caches.
         def feedback() -> Feedback:
-            return Feedback(rows, norms(), due_visits)
+            return Feedback(rows, norms(), applied_visits)
 
         return feedback
 

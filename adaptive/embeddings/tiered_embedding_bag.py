@@ -79,7 +79,7 @@ class TieredEmbeddingBag(PooledVectors):
         rows_anchor: a parameter without values. It makes autograd ask for gradients of rows, so `requires_grad_(False)`
             of this module, or of one that contains it, freezes the rows.
         drops_updates: True if updates of saturated rows are skipped.
-        defers: True if gradients of waiting rows are accumulated and applied later.
+        defers: True if gradients of deferred rows are accumulated and applied later.
         device: device of the device tier.
 
     Raises:

@@ -72,7 +72,7 @@ def train_slowly(
     weights, state = reference.initial_table(table, seed=0), reference.initial_states(table, optimizer)
     accesses, last = np.zeros(len(weights), np.int64), np.full(len(weights), -1)
     answers: dict[int, int] = {}  # of watched rows
-    waiting: dict[int, tuple[int, reference.Waiting]] = {}
+    waiting: dict[int, tuple[int, reference.Deferred]] = {}
 
     def settle(row: int) -> None:
         _, total = waiting.pop(row, (0, None))

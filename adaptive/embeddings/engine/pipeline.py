@@ -424,10 +424,10 @@ class Pipeline:
         for tiered in self.tiered_groups:
             tiered.device.finish_host_writes()
 
-    def values(self, tiered: TieredGroup, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Floats]:
+    def values(self, tiered: TieredGroup, rows: Int64s, *, with_deferred: bool = True) -> tuple[Rows, Floats]:
         """Finish all moves, then return `TieredGroup.values`. The caller holds the lock."""
         self.finish_copies()
-        return tiered.values(rows, with_waiting=with_waiting)
+        return tiered.values(rows, with_deferred=with_deferred)
 
     def flush(self) -> None:
         """Write changed rows back to the host tier, and that to its files."""

@@ -55,8 +55,8 @@ class TieredGroup:
 
     # --- rows on both tiers ----------------------------------------------------------------------------------
 
-    def values(self, rows: Int64s, *, with_waiting: bool = True) -> tuple[Rows, Rows]:
-        """Return copies (n, D), (n, S) of rows; `with_waiting`: with deferred updates applied."""
+    def values(self, rows: Int64s, *, with_deferred: bool = True) -> tuple[Rows, Rows]:
+        """Return copies (n, D), (n, S) of rows; `with_deferred`: with deferred updates applied."""
         slots, has_values = self.planner.slots.slots_of(rows), self.planner.tracker.has_values(rows)
         weights = np.empty((len(rows), self.host.weights.shape[1]), self.host.dtype)
         state = np.empty((len(rows), self.host.state.shape[1]), np.float32)
@@ -65,8 +65,8 @@ class TieredGroup:
         self.host.copy_out(rows[on_host], weights, state, on_host)
         untouched = np.flatnonzero(~has_values)
         self.host.initial(weights, state, untouched, rows[untouched])
-        if with_waiting and self.skipper is not None and self.skipper.defers:
-            self.device.apply_waiting(self.skipper.hot.entries_of(rows), weights, state)
+        if with_deferred and self.skipper is not None and self.skipper.defers:
+            self.device.apply_deferred(self.skipper.hot.entries_of(rows), weights, state)
         return weights, state
 
     def put(self, rows: Int64s, weights: Rows, state: Rows) -> None:
@@ -207,13 +207,13 @@ class TieredGroup:
         assert skipper is not None
         hot = skipper.hot
         watched = self.device.export_watched(hot.num_entries)
-        rows_with_sums = hot.rows[np.intersect1d(watched.waiting, leaving)]
+        rows_with_sums = hot.rows[np.intersect1d(watched.entries, leaving)]
         if len(rows_with_sums):
             self.put(rows_with_sums, *self.values(rows_with_sums))
         stay = np.setdiff1d(np.arange(hot.num_entries), leaving)
-        stays = np.isin(watched.waiting, stay)
-        waiting = np.searchsorted(stay, watched.waiting[stays])  # renumbered
-        self.device.import_watched(WatchedValues(waiting, watched.sums[stays], watched.squares[stays]))
+        stays = np.isin(watched.entries, stay)
+        entries = np.searchsorted(stay, watched.entries[stays])  # renumbered
+        self.device.import_watched(WatchedValues(entries, watched.sums[stays], watched.squares[stays]))
         skipper.retain(stay)
 
 

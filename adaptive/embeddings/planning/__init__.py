@@ -27,9 +27,10 @@ The other words, each with one meaning everywhere (`docs/explanation/design.md` 
     watched     in the hot set, so that the sizes of the row's updates are known. *Entry*: a watched row's number in the
                 set.
     saturated   the row's latest updates moved it by less than 5% of its length each.
-    deferred    the gradient is accumulated in a *sum*, which is applied when it is *due*, at a later *visit* (a batch
+    deferred    the gradient is accumulated in a *sum*, which is applied at a later *visit* (a
+    batch
                 that looks the row up).
-    fate        of a row's gradient in one batch: update now, due, waits, skipped.
+    action      of a batch on a row's gradient: update the row, defer, apply the sum, skip.
     tally       (tables, counters) counts of one batch's plan; see `Counter`.
 
 Threads: everything here belongs to the planning thread, which is the look-ahead thread, or the training thread if there

@@ -23,7 +23,7 @@ ENTRY = np.dtype(
         ("row", np.int64),
         ("size", np.float32),  # running mean of the row's update sizes, NaN: none is measured yet
         ("answer", np.uint8),  # the rule's: visits over which gradients are accumulated, 0: updates are skipped
-        ("waiting", np.uint8),  # gradients in the row's sum
+        ("deferred", np.uint8),  # gradients in the row's sum
         ("saturated", np.bool_),  # as of the rule's latest call, for reports
     ],
     align=True,
@@ -58,7 +58,7 @@ class HotSet:
         self.rows: NDArray[np.int64] = self._records["row"]
         self.sizes: NDArray[np.float32] = self._records["size"]
         self.answers: NDArray[np.uint8] = self._records["answer"]
-        self.waiting: NDArray[np.uint8] = self._records["waiting"]
+        self.deferred: NDArray[np.uint8] = self._records["deferred"]
         self.saturated: NDArray[np.bool_] = self._records["saturated"]
         self.row_entries: NDArray[np.int32] = zero_pages(num_rows, np.int32)[0].reshape(-1)[:num_rows]
 
@@ -92,7 +92,7 @@ class HotSet:
     def learn(self, feedback: Feedback) -> None:
         """Let the update sizes follow the updates of a trained batch."""
         if len(feedback.norms) > 1:
-            watched.learn_sizes(feedback.rows, feedback.norms, feedback.due_visits, self.row_entries, self.sizes)
+            watched.learn_sizes(feedback.rows, feedback.norms, feedback.applied_visits, self.row_entries, self.sizes)
 
     def is_saturated(self, entries: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
         """(n,) True for rows whose updates move them by less than `SATURATED` of their length."""

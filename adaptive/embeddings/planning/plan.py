@@ -103,8 +103,8 @@ class Deferred:
     now: Int32s  # (n,) rows that are updated now
     summed: Int32s  # (m,) rows whose gradients are added to sums
     entries: Int32s  # (m,) their rows of the table of sums
-    due: Int32s  # (k,) positions in `summed` of the sums that are applied after the batch, ascending
-    due_visits: Int32s  # (k,) gradients in each of these sums
+    applied: Int32s  # (k,) positions in `summed` of the sums that are applied after the batch, ascending
+    applied_visits: Int32s  # (k,) gradients in each of these sums
     written: Int32s  # (n + k,) rows `now`, then those whose sum is applied
     rows: Int64s  # (n + k,) group rows of `written`
 
@@ -165,4 +165,4 @@ class Feedback:
 
     rows: Int64s  # (U,) rows that were updated, the last k of them with a sum of gradients
     norms: Floats  # (1 or 2, U) L2 norm of each update and, if rows are watched, of the row before it
-    due_visits: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))  # (k,) gradients in each sum
+    applied_visits: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))  # (k,) gradients in each sum

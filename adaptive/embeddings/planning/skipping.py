@@ -2,9 +2,10 @@
 
 Everything lossy in planning is here.
 
-A distinct row of a batch has one *fate* (`kernels.planning.books`): its gradient updates the row now; is added to a sum
-that is then applied; is added to a sum that waits; is skipped. The skipper owns everything behind this decision: the
-hot set with the sizes of updates, and the skip rule's answers. Without a skipper every row is updated now.
+A batch takes one *action* for each of its distinct rows (`kernels.planning.books`): the gradient updates the row now;
+is added to a sum that is then applied; is added to a sum for later; is skipped. The skipper owns everything behind this
+decision: the hot set with the sizes of updates, and the skip rule's answers. Without a skipper every row is updated
+now.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from adaptive.embeddings.planning.plan import Deferred, Feedback, WatchedCounts,
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import watched
-from adaptive.kernels.planning.books import NOW, Entered
+from adaptive.kernels.planning.books import UPDATE, Entered
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool
 
@@ -34,7 +35,7 @@ FEW: Final = 16  # fewer inactive rows than this fraction of the set are not wor
 
 @dataclass(frozen=True)
 class Decision:
-    """The fates of the gradients of a batch's distinct rows."""
+    """What happens to the gradients of a batch's distinct rows."""
 
     written: Int32s  # (n,) distinct rows that the batch updates
     deferred: Deferred | None  # None: no gradient is accumulated
@@ -95,21 +96,23 @@ class Skipper:
         rows, counts, size = distinct.rows, distinct.counts, len(distinct.rows)
         # Few calls: Python's own memory is not in the caches either after a step, so each takes microseconds.
         memory, num_bytes = self._memory.take(25 * size), 24 * size
-        places, summed, entries, due, visits, watched_places = memory[:num_bytes].view(np.int32).reshape(6, size)
-        fates = memory[num_bytes:]
-        fates.fill(NOW)
+        places, summed, entries, applied, visits, watched_places = memory[:num_bytes].view(np.int32).reshape(6, size)
+        actions = memory[num_bytes:]
+        actions.fill(UPDATE)
         written_rows = np.empty(size, np.int64)  # kept longer than the plan
         watched_rows, hot = self.hot.admit(rows, entered.seen, entered.entries, watched_places), self.hot
-        books = watched_rows.places, watched_rows.entries, hot.answers, hot.waiting
-        num_summed, num_due = watched.defer_visits(*books, fates, summed, entries, due, visits)
-        summed, entries, due = summed[:num_summed], entries[:num_summed], due[:num_due]
+        books = watched_rows.places, watched_rows.entries, hot.answers, hot.deferred
+        num_summed, num_applied = watched.defer_visits(*books, actions, summed, entries, applied, visits)
+        summed, entries, applied = summed[:num_summed], entries[:num_summed], applied[:num_applied]
         batch_rows = rows, counts, distinct.table_ends
-        num_now = watched.divide_rows(batch_rows, fates, (summed, due), (places, written_rows), tally)
-        now, written = places[:num_now], places[: num_now + num_due]
+        num_now = watched.divide_rows(batch_rows, actions, (summed, applied), (places, written_rows), tally)
+        now, written = places[:num_now], places[: num_now + num_applied]
         if not num_summed:
             return Decision(written, None)
         written_rows = written_rows[: len(written)]
-        return Decision(written, Deferred(now, summed, entries, due, visits[:num_due].copy(), written, written_rows))
+        return Decision(
+            written, Deferred(now, summed, entries, applied, visits[:num_applied].copy(), written, written_rows)
+        )
 
     def ask(self, number: int) -> None:
         """Call the rule about all watched rows, before batch `number` is planned."""

@@ -87,14 +87,14 @@ class CpuRows:
         squares: Floats,
         pending: Bools,
     ) -> Floats:
-        """`update`, or add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that are due.
+        """`update`, or add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that the plan lists.
 
         pending (H,) marks the entries with a sum. Returns norms, see `DeviceTier.update`.
         """
         norms, keys = self._norms(len(deferred.rows)), self._host.rounding_keys(deferred.rows, number)
         if self._decay_factor != 1:
             self._decay(row_updates.locations[deferred.written], keys)
-        divided = deferred.now, deferred.summed, deferred.entries, deferred.due
+        divided = deferred.now, deferred.summed, deferred.entries, deferred.applied
         lookups = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales, gradients
         tables, results = (sums, squares, pending), (keys, norms)
         deferred_kernels.defer(divided, lookups, tables, self._tables, self._rule, results, self._sum_scratch)
@@ -229,10 +229,10 @@ class CpuDevice(DeviceTier):
             norms = self._rows.defer(plan.row_updates, plan.deferred, gradients.numpy(), plan.number, *sums)
         return lambda: norms
 
-    def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:
+    def apply_deferred(self, entries: Int64s, weights: Rows, state: Rows) -> None:
         watched = np.flatnonzero(entries >= 0)
-        waiting = watched[self._pending[entries[watched]]]
-        self._rows.apply_sums(0, waiting, entries[waiting], self._sums, self._squares, weights, state)
+        deferred = watched[self._pending[entries[watched]]]
+        self._rows.apply_sums(0, deferred, entries[deferred], self._sums, self._squares, weights, state)
 
     def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         return self.weights[slots], self.state[slots]
@@ -251,13 +251,13 @@ class CpuDevice(DeviceTier):
         self._pending.fill(False)
 
     def export_watched(self, num_entries: int) -> WatchedValues:
-        waiting = np.flatnonzero(self._pending[:num_entries])
-        return WatchedValues(waiting, self._sums[waiting], self._squares[waiting])
+        entries = np.flatnonzero(self._pending[:num_entries])
+        return WatchedValues(entries, self._sums[entries], self._squares[entries])
 
     def import_watched(self, values: WatchedValues) -> None:
         self.forget_watched()
-        self._sums[values.waiting], self._squares[values.waiting] = values.sums, values.squares
-        self._pending[values.waiting] = True
+        self._sums[values.entries], self._squares[values.entries] = values.sums, values.squares
+        self._pending[values.entries] = True
 
     @property
     def buffer_bytes(self) -> tuple[int, int]:

@@ -27,7 +27,7 @@ InFlight = Callable[[], Floats]  # call it once for numbers that may still be in
 class WatchedValues:
     """Values of watched rows: the m entries of the hot set with a deferred sum."""
 
-    waiting: Int64s  # (m,) entries, ascending
+    entries: Int64s  # (m,) of their rows, ascending
     sums: Floats  # (m, D)
     squares: Floats  # (m, S)
 
@@ -114,7 +114,7 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def update(self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor) -> InFlight:
-        """Update rows from the vectors' gradients (V, D), or add these to sums and apply those that are due.
+        """Update rows from the vectors' gradients (V, D), or add these to sums and apply sums.
 
         Returns:
             (1, n) L2 norms of the updates, in the order of `GroupPlan.written_rows`; (2, n) with those of the rows
@@ -122,7 +122,7 @@ class DeviceTier(ABC):
         """
 
     @abstractmethod
-    def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:
+    def apply_deferred(self, entries: Int64s, weights: Rows, state: Rows) -> None:
         """Apply deferred sums to copies of rows (n, ...); entries (n,) or -1. Changes no row.
 
         Rows in bfloat16 are rounded to nearest, so that reading depends on no batch.

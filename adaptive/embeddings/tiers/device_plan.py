@@ -64,8 +64,8 @@ class DeviceSums:
     """Sums of deferred updates."""
 
     added: Segments  # of the rows whose gradients are added to sums; locations are entries
-    applied: DeviceUpdates  # from sums that are due: its vectors are entries, rows of the table of sums
-    due: Tensor  # their entries
+    applied: DeviceUpdates  # from sums: its vectors are entries, rows of the table of sums
+    applied_entries: Tensor  # of these sums
 
 
 @dataclass(frozen=True)

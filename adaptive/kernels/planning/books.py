@@ -28,9 +28,9 @@ INITIAL, ON_HOST = 0, -1  # codes of rows that no batch used: not stored, stored
 MOST_BATCHES = 2**30 - 2  # twice a batch's number + 1 must fit a code
 MOST_ACCESSES = 2**32 - 1
 DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since fetched; host copy is not the initial value
-NOW, DUE, WAITS, SKIPPED = range(4)
-"""The *fate* of a distinct row's gradient: it updates the row; it is added to a sum that is then applied; it is added
-to a sum; it is skipped. From WAITS on the row is not written."""
+UPDATE, APPLY, DEFER, SKIP = range(4)
+"""What a batch does with the gradient of a distinct row: update the row; add it to the row's sum, and apply that; add
+it to the sum; skip it. From DEFER on the row is not written."""
 S22, S32 = np.uint32(22), np.uint64(32)
 AHEAD = 96  # records to prefetch, each in its own cache line; 32 is a quarter slower, 192 a little
 SLOTS_AHEAD = AHEAD // 2  # the record is in the cache by then

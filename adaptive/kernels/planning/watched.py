@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.counters import Counter
 from adaptive.kernels.jit import at, kernel
-from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
+from adaptive.kernels.planning.books import APPLY, DEFER, SKIP, UPDATE
 from adaptive.kernels.vector.row_ops import prefetch_item
 
 SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
@@ -47,16 +47,16 @@ def find_entries(rows, seen, min_accesses, row_entries, entry_rows, num_entries,
 
 
 @kernel()
-def learn_sizes(rows, norms, due_visits, row_entries, sizes):
+def learn_sizes(rows, norms, applied_visits, row_entries, sizes):
     """Let the running means of watched rows' update sizes follow the updates of a trained batch.
 
-    rows (n,) int64 that were updated, the last k of them with the sum of due_visits (k,) int32 gradients; norms (2, n)
-    float32 of each update and of the row before it; row_entries as in `find_entries`. sizes (H,) float32, NaN: none.
+    rows (n,) int64 that were updated, the last k of them with the sum of applied_visits (k,) int32 gradients; norms (2,
+    n) float32 of each update and of the row before it; row_entries as in `find_entries`. sizes (H,) float32, NaN: none.
 
     An update with a sum counts as its visits, each moving the row by 1 / sqrt(visits) of it: gradients that point
     anywhere move a row as in a random walk. If they agree, the row moves further, so the size grows.
     """
-    num_now = rows.size - due_visits.size
+    num_now = rows.size - applied_visits.size
     for i in range(rows.size):
         if i + AHEAD < rows.size:  # most of the time goes into misses of the cache
             prefetch_item(row_entries, rows[at(i + AHEAD)])
@@ -67,7 +67,7 @@ def learn_sizes(rows, norms, due_visits, row_entries, sizes):
         size = norm / norms[1, at(i)] if norm != 0 else np.float32(0.0)
         share = FOLLOWS
         if i >= num_now:
-            visits = due_visits[at(i - num_now)]
+            visits = applied_visits[at(i - num_now)]
             size /= np.float32(math.sqrt(visits))
             stays = np.float32(1.0)
             for _ in range(visits):
@@ -78,57 +78,58 @@ def learn_sizes(rows, norms, due_visits, row_entries, sizes):
 
 
 @kernel()
-def defer_visits(places, entries, answers, waiting, fates, summed, summed_entries, due, due_visits):
+def defer_visits(places, entries, answers, deferred, actions, summed, summed_entries, applied, applied_visits):
     """Decide what happens to the gradients of watched rows; see `policy.SkipRule.visits`.
 
-    answers (H,) uint8 of the rule: visits over which a row's gradients are accumulated, 0: updates are skipped; waiting
-    (H,) uint8: gradients in the row's sum. Outputs: fates (U,) uint8 of rows that are not updated now; summed int32
-    (distinct rows) and summed_entries int32; due int32: positions in `summed` of the sums applied after this batch, and
-    due_visits int32: gradients in each. Returns the numbers of summed and due rows.
+    answers (H,) uint8 of the rule: visits over which a row's gradients are accumulated, 0: updates are skipped;
+    deferred (H,) uint8: gradients in the row's sum. Outputs: actions (U,) uint8 of rows that are not updated now;
+    summed int32 (distinct rows) and summed_entries int32; applied int32: positions in `summed` of the sums applied
+    after this batch, and applied_visits int32: gradients in each. Returns the numbers of summed and applied rows.
     """
-    num_summed = num_due = 0
+    num_summed = num_applied = 0
     for i in range(places.size):
         if i + AHEAD < places.size:
             prefetch_item(answers, entries[at(i + AHEAD)])
         u, entry = at(places[at(i)]), at(entries[at(i)])
-        waited, answer = np.int64(waiting[entry]), np.int64(answers[entry])
-        waits = waited + 1 < answer
-        waiting[entry] = waits * (waited + 1)
-        fates[u] = WAITS * waits + DUE * (~waits & (waited > 0)) + SKIPPED * ((answer == 0) & (waited == 0))
+        so_far, answer = np.int64(deferred[entry]), np.int64(answers[entry])
+        defers = so_far + 1 < answer
+        deferred[entry] = defers * (so_far + 1)
+        actions[u] = DEFER * defers + APPLY * (~defers & (so_far > 0)) + SKIP * ((answer == 0) & (so_far == 0))
         # Written for every row and counted for some: unpredictable branches would take most of the time.
-        due[at(num_due)], due_visits[at(num_due)] = num_summed, waited + 1
-        num_due += fates[u] == DUE
+        applied[at(num_applied)], applied_visits[at(num_applied)] = num_summed, so_far + 1
+        num_applied += actions[u] == APPLY
         summed[at(num_summed)], summed_entries[at(num_summed)] = u, entries[at(i)]
-        num_summed += (fates[u] == DUE) | (fates[u] == WAITS)
-    return num_summed, num_due
+        num_summed += (actions[u] == APPLY) | (actions[u] == DEFER)
+    return num_summed, num_applied
 
 
 @kernel()
-def divide_rows(distinct, fates, deferred, written, tally):
-    """List the distinct rows that are updated now, ascending, and then those of the sums due; return the number now.
+def divide_rows(distinct, actions, sums, written, tally):
+    """List the distinct rows that are updated now, ascending, and then those of the sums applied; return the number
+    now.
 
     distinct: rows (U,), counts (U,) and table_ends (T,). written (U,) int32 and (U,) int64 receive their places and
-    rows; deferred: summed and due, see `defer_visits`. Adds to tally (T, counters) the rows not written, their lookups,
+    rows; sums: summed and applied, see `defer_visits`. Adds to tally (T, counters) the rows not written, their lookups,
     and deferred rows.
     """
-    (rows, counts, table_ends), (summed, due), (places, written_rows) = distinct, deferred, written
+    (rows, counts, table_ends), (summed, applied), (places, written_rows) = distinct, sums, written
     first = num_now = 0
     for table in range(table_ends.size):
-        updates = lookups = waiting = 0
-        of_table, table_counts = fates[first : table_ends[table]], counts[first : table_ends[table]]
+        updates = lookups = deferred = 0
+        of_table, table_counts = actions[first : table_ends[table]], counts[first : table_ends[table]]
         for i in range(of_table.size):  # apart from the next loop, so that vector instructions count
-            is_skipped = of_table[i] >= WAITS
+            is_skipped = of_table[i] >= DEFER
             updates += is_skipped
             lookups += is_skipped * np.int64(table_counts[i])
-            waiting += of_table[i] == WAITS
+            deferred += of_table[i] == DEFER
         for u in range(first, table_ends[table]):
             places[at(num_now)], written_rows[at(num_now)] = u, rows[at(u)]  # if it is not, the next one replaces it
-            num_now += fates[at(u)] == NOW
+            num_now += actions[at(u)] == UPDATE
         tally[table, SKIPPED_UPDATES] += updates
         tally[table, SKIPPED_LOOKUPS] += lookups
-        tally[table, DEFERRED_UPDATES] += waiting
+        tally[table, DEFERRED_UPDATES] += deferred
         first = table_ends[table]
-    for i in range(due.size):
-        u = summed[at(due[i])]
+    for i in range(applied.size):
+        u = summed[at(applied[i])]
         places[at(num_now + i)], written_rows[at(num_now + i)] = u, rows[at(u)]
     return num_now

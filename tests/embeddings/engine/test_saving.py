@@ -165,7 +165,7 @@ def test_what_is_watched_and_waits_is_saved() -> None:
     arrays = trained()[0].rows.state_arrays()
     for group in ("rows0.watched.", "rows1.watched."):
         waiting = np.searchsorted(arrays[group + "row"], arrays[group + "summed"])
-        assert len(waiting) > 2 and arrays[group + "waiting"][waiting].min() > 0
+        assert len(waiting) > 2 and arrays[group + "deferred"][waiting].min() > 0
         assert (arrays[group + "answer"] == 0).any() and np.isfinite(arrays[group + "size"]).any()
         rows = arrays[group + "row"][waiting]
         settled = arrays[group.replace("watched.", "weights")][
@@ -260,7 +260,7 @@ WRONG_ARRAYS: list[tuple[str, Any, str]] = [
     ("rows0.watched.row", lambda rows: rows * 0, "of ascending rows up to 11"),
     ("rows0.watched.summed", lambda rows: rows + 100, "summed: .*of ascending rows"),
     ("rows0.watched.sums", lambda sums: sums[:, :2], r"watched.sums: expected float32 \(\d+, 4\)"),
-    ("rows0.watched.waiting", lambda waiting: waiting[1:], r"watched.waiting: expected uint8 \(\d+,\)"),
+    ("rows0.watched.deferred", lambda waiting: waiting[1:], r"watched.deferred: expected uint8 \(\d+,\)"),
     ("rows0.watched.size", lambda values: values.astype(np.float64), "watched.size: expected float32"),
     ("rows0.watched.squares", lambda squares: squares[:, :0], "watched.squares: expected float32"),
     ("rows0.watched.interval", lambda one: one.astype(np.float64), "expected int64"),

@@ -21,9 +21,11 @@ def watched(*rows: int, capacity: int = 6) -> HotSet:
     return hot
 
 
-def learn(hot: HotSet, rows: list[int], norms: list[float], lengths: list[float], due: tuple[int, ...] = ()) -> None:
+def learn(
+    hot: HotSet, rows: list[int], norms: list[float], lengths: list[float], applied: tuple[int, ...] = ()
+) -> None:
     measured = np.array([norms, lengths], np.float32)
-    hot.learn(Feedback(np.array(rows), measured, np.array(due, np.int32)))
+    hot.learn(Feedback(np.array(rows), measured, np.array(applied, np.int32)))
 
 
 def test_a_new_row_is_updated_at_every_visit_and_has_no_size() -> None:
@@ -44,9 +46,9 @@ def test_sizes_follow_updates_of_watched_rows() -> None:
 def test_a_sum_counts_as_its_visits() -> None:
     """An update with 4 gradients that moves the row by its length: half of that for each visit, four times."""
     hot = watched(7, 3)
-    learn(hot, [3, 7], [0.25, 2], [1, 2], due=(4,))
+    learn(hot, [3, 7], [0.25, 2], [1, 2], applied=(4,))
     assert hot.sizes[:2].tolist() == [0.5, 0.25]
-    learn(hot, [3], [0], [1], due=(2,))
+    learn(hot, [3], [0], [1], applied=(2,))
     np.testing.assert_allclose(hot.sizes[1], 0.25 * (7 / 8) ** 2)
 
 
@@ -61,11 +63,11 @@ def test_a_row_that_does_not_move_is_saturated_and_one_of_zeros_is_not() -> None
 def test_a_restored_set_goes_on_as_the_saved_one() -> None:
     saved = watched(7, 3, 40)
     learn(saved, [7, 3], [1, 2], [4, 4])
-    saved.answers[:3], saved.waiting[:3], saved.saturated[:3] = [1, 4, 0], [0, 2, 0], [True, False, True]
+    saved.answers[:3], saved.deferred[:3], saved.saturated[:3] = [1, 4, 0], [0, 2, 0], [True, False, True]
     restored = HotSet(6, SkipConfig(min_accesses=1), 50)
     restored.restore(saved.columns())
     for hot in (saved, restored):
-        learn(hot, [40, 3], [1, 2], [8, 4], due=(3,))
+        learn(hot, [40, 3], [1, 2], [8, 4], applied=(3,))
         admit(hot, np.array([3, 11]), np.ones(2, np.uint32))
     assert np.array_equal(restored.entries_of(np.arange(50)), saved.entries_of(np.arange(50)))
     for name, column in saved.columns().items():

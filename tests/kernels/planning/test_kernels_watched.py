@@ -12,7 +12,7 @@ from support.variants import both
 
 from adaptive.counters import Counter
 from adaptive.kernels.planning import watched
-from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
+from adaptive.kernels.planning.books import APPLY, DEFER, SKIP, UPDATE
 
 Choose = Callable[[Any], Callable[..., Any]]
 
@@ -69,22 +69,25 @@ def test_gradients_wait_for_as_many_visits_as_answered(
     waiting, waits = np.zeros(6, np.uint8), [0] * 6
     for batch in batches:
         places, entries = np.arange(len(batch), dtype=np.int32), np.array([5 - row for row in batch], np.int32)
-        fates, (summed, of_sums, due, visits) = np.zeros(len(batch), np.uint8), np.full((4, len(batch)), -1, np.int32)
+        actions, (summed, of_sums, applied, visits) = (
+            np.zeros(len(batch), np.uint8),
+            np.full((4, len(batch)), -1, np.int32),
+        )
         books = np.array(answers, np.uint8), waiting
-        counts = choose(watched.defer_visits)(places, entries, *books, fates, summed, of_sums, due, visits)
-        expected_fates, expected_due = list[int](), list[tuple[int, int]]()
+        counts = choose(watched.defer_visits)(places, entries, *books, actions, summed, of_sums, applied, visits)
+        expected_actions, expected_applied = list[int](), list[tuple[int, int]]()
         with_sum = list[int]()
         for place, row in enumerate(batch):
             answer, gradients = answers[5 - row], waits[row] + 1
-            fate = SKIPPED if answer == 0 else WAITS if gradients < answer else DUE if gradients > 1 else NOW
-            if fate == DUE:
-                expected_due.append((len(with_sum), gradients))
-            if fate in (DUE, WAITS):
+            action = SKIP if answer == 0 else DEFER if gradients < answer else APPLY if gradients > 1 else UPDATE
+            if action == APPLY:
+                expected_applied.append((len(with_sum), gradients))
+            if action in (APPLY, DEFER):
                 with_sum.append(place)
-            waits[row] = gradients if fate == WAITS else 0
-            expected_fates.append(fate)
-        assert fates.tolist() == expected_fates and counts == (len(with_sum), len(expected_due))
-        assert list(zip(due[: counts[1]].tolist(), visits[: counts[1]].tolist(), strict=True)) == expected_due
+            waits[row] = gradients if action == DEFER else 0
+            expected_actions.append(action)
+        assert actions.tolist() == expected_actions and counts == (len(with_sum), len(expected_applied))
+        assert list(zip(applied[: counts[1]].tolist(), visits[: counts[1]].tolist(), strict=True)) == expected_applied
         assert summed[: counts[0]].tolist() == with_sum
         assert of_sums[: counts[0]].tolist() == entries[with_sum].tolist()
         assert waiting.tolist() == waits[::-1]
@@ -98,10 +101,10 @@ def test_sizes_equal_the_slow_twin(choose: Choose, data: st.DataObject, seed: in
     row_entries = np.array([0, 3, 1, 0, 4, 2], np.int32)
     for _ in range(data.draw(st.integers(1, 6))):
         rows = rng.permutation(6)[: data.draw(st.integers(0, 6))]
-        due = rng.integers(2, 17, data.draw(st.integers(0, len(rows)))).astype(np.int32)
+        applied = rng.integers(2, 17, data.draw(st.integers(0, len(rows)))).astype(np.int32)
         norms = rng.choice([0, 0.01, 1], (2, len(rows))).astype(np.float32)
-        choose(watched.learn_sizes)(rows, norms, due, row_entries, sizes)
-        visits = [1] * (len(rows) - len(due)) + due.tolist()
+        choose(watched.learn_sizes)(rows, norms, applied, row_entries, sizes)
+        visits = [1] * (len(rows) - len(applied)) + applied.tolist()
         for row, norm, length, number in zip(rows, *norms, visits, strict=True):
             if (entry := row_entries[row] - 1) >= 0:
                 expected[entry] = reference.update_size(expected[entry], norm, length, number)
@@ -110,11 +113,11 @@ def test_sizes_equal_the_slow_twin(choose: Choose, data: st.DataObject, seed: in
 
 @both
 def test_divide_rows(choose: Choose) -> None:
-    """Table 0: a skipped row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
+    """Table 0: a skipped row, a plain one, one that is deferred. Table 1: a sum that is applied, a deferred row."""
     tally, places, rows = np.zeros((2, len(Counter)), np.int64), i32(9, 9, 9, 9, 9), ints(9, 9, 9, 9, 9)
-    fates = np.array([SKIPPED, NOW, WAITS, DUE, WAITS], np.uint8)
+    actions = np.array([SKIP, UPDATE, DEFER, APPLY, DEFER], np.uint8)
     distinct, deferred = (ints(20, 21, 22, 23, 24), i32(3, 1, 4, 8, 16), ints(3, 5)), (i32(2, 3, 4), i32(1))
-    assert choose(watched.divide_rows)(distinct, fates, deferred, (places, rows), tally) == 1
+    assert choose(watched.divide_rows)(distinct, actions, deferred, (places, rows), tally) == 1
     assert (places[:2].tolist(), rows[:2].tolist()) == ([1, 3], [21, 23])
     counted = {counter.name: tally[:, counter].tolist() for counter in Counter if tally[:, counter].any()}
     assert counted == {"SKIPPED_UPDATES": [2, 1], "SKIPPED_LOOKUPS": [7, 16], "DEFERRED_UPDATES": [1, 1]}

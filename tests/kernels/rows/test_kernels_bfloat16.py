@@ -78,8 +78,8 @@ def test_deferred_sums_are_rounded_when_applied(
     summed, entries = np.arange(4, dtype=np.int32), np.array([3, 1, 0, 2], np.int32)
     widths = dim, optimizer.squares_width(dim)
     states = [([np.zeros((5, width), np.float32) for width in widths], np.zeros(5, np.bool_)) for _ in range(2)]
-    for due in ([], [0, 1, 2, 3], [1, 3]):
-        gradients, at, written = random_rows(rng, 5, dim), np.array(due, np.int32), np.array([4, *due])
+    for applied in ([], [0, 1, 2, 3], [1, 3]):
+        gradients, at, written = random_rows(rng, 5, dim), np.array(applied, np.int32), np.array([4, *applied])
         for tables, kept, (sums, pending) in zip(
             (rows.tables, tuple(rows.wide)), (keys[written] if len(keys) else keys, NO_KEYS), states, strict=True
         ):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.row_kernels import Choose, Floats, TwoTiers, every_optimizer, floats
 from support.variants import both
 
-from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
+from adaptive.kernels.planning.books import APPLY, DEFER, SKIP, UPDATE
 from adaptive.kernels.rows.cpu import update
 from adaptive.kernels.rows.cpu.deferred import BLOCK, accumulate, apply_sums, defer, power, update_from_sums
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
@@ -30,20 +30,20 @@ class Watched(TwoTiers):
         self.sums = np.full((self.num, self.dim), np.nan, np.float32)
         self.squares = np.full((self.num, self.optimizer.squares_width(self.dim)), np.nan, np.float32)
         self.pending = np.zeros(self.num, np.bool_)
-        self.waiting: dict[int, reference.Waiting] = {}  # the twin's
+        self.deferred: dict[int, reference.Deferred] = {}  # the twin's
 
     def location(self, entry: int) -> int:
         return entry if entry < self.num_slots else ~(entry - self.num_slots)
 
     def defer(self, choose: Choose, entries: Any, segments: Any, vectors: Any, scales: Any, gradients: Floats,
-              fates: Any, num_chunks: int = 1) -> Floats:  # fmt: skip
+              actions: Any, num_chunks: int = 1) -> Floats:  # fmt: skip
         """Returns the norms of all rows, NaN if they are not updated."""
-        norms, fates, entries = np.full(len(entries), np.nan, np.float32), np.asarray(fates), np.asarray(entries)
-        now, summed = (np.flatnonzero(chosen).astype(np.int32) for chosen in (fates == NOW, fates % SKIPPED > 0))
-        due = np.flatnonzero(fates[summed] == DUE).astype(np.int32)
-        written, listed = np.concatenate([now, summed[due]]), np.full(len(now) + len(due), np.nan, np.float32)
+        norms, actions, entries = np.full(len(entries), np.nan, np.float32), np.asarray(actions), np.asarray(entries)
+        now, summed = (np.flatnonzero(chosen).astype(np.int32) for chosen in (actions == UPDATE, actions % SKIP > 0))
+        applied = np.flatnonzero(actions[summed] == APPLY).astype(np.int32)
+        written, listed = np.concatenate([now, summed[applied]]), np.full(len(now) + len(applied), np.nan, np.float32)
         choose(defer)(
-            (now, summed, entries[summed].astype(np.int32), due),
+            (now, summed, entries[summed].astype(np.int32), applied),
             (np.array([self.location(entry) for entry in entries], np.int64), np.asarray(segments, np.int64),
              np.asarray(vectors, np.int32), np.asarray(scales, np.float32), gradients),
             (self.sums, self.squares, self.pending), self.tables, self.rule, (NO_KEYS, listed[None]),
@@ -52,25 +52,25 @@ class Watched(TwoTiers):
         norms[written] = listed
         return norms
 
-    def defer_slowly(self, entries: Any, segments: Any, vectors: Any, scales: Any, gradients: Floats, fates: Any
+    def defer_slowly(self, entries: Any, segments: Any, vectors: Any, scales: Any, gradients: Floats, actions: Any
                      ) -> list[Any]:  # fmt: skip
         norms: list[Any] = [np.nan] * len(entries)
         for u, entry in enumerate(entries):
             span = slice(segments[u], segments[u + 1])
             gradient = reference.weighted_sum(gradients[vectors[span]], scales[span] if len(scales) else None)
-            if fates[u] == NOW:
+            if actions[u] == UPDATE:
                 norms[u] = self.step_slowly(self.location(entry), gradient)
-            elif fates[u] != SKIPPED:
-                self.waiting[entry] = reference.put_off(self.optimizer, gradient, self.waiting.get(entry))
-            if fates[u] == DUE:
+            elif actions[u] != SKIP:
+                self.deferred[entry] = reference.put_off(self.optimizer, gradient, self.deferred.get(entry))
+            if actions[u] == APPLY:
                 norms[u] = self.apply_slowly(entry)
         return norms
 
     def apply_slowly(self, entry: int) -> np.float32:
-        pending = self.waiting.pop(entry)
+        pending = self.deferred.pop(entry)
         return self.step_slowly(self.location(entry), pending.gradient, pending.squares)
 
-    def keeps(self, waiting: dict[int, reference.Waiting]) -> bool:
+    def keeps(self, waiting: dict[int, reference.Deferred]) -> bool:
         """True if these sums and no others are pending."""
         return set(np.flatnonzero(self.pending)) == set(waiting) and all(
             np.array_equal(self.sums[entry], twin.gradient) and np.array_equal(self.squares[entry], twin.squares)
@@ -84,9 +84,9 @@ def one_row(optimizer: RowOptimizer, dim: int, weight: float) -> Watched:
     return rows
 
 
-def visit(choose: Choose, rows: Watched, gradient: Sequence[float], *, due: bool) -> Floats:
+def visit(choose: Choose, rows: Watched, gradient: Sequence[float], *, applied: bool) -> Floats:
     """One lookup of the only row."""
-    return rows.defer(choose, [0], [0, 1], [0], [], floats(gradient), [DUE if due else WAITS])
+    return rows.defer(choose, [0], [0, 1], [0], [], floats(gradient), [APPLY if applied else DEFER])
 
 
 # --- written out -----------------------------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ def test_two_visits_with_adagrad(choose: Choose) -> None:
     """Gradients (3, 6) and (4, 8): the state grows by 9 + 16 and 36 + 64, not by 7 * 7 and 14 * 14. The step is
     5 * 7 / sqrt(25) and 5 * 14 / sqrt(100)."""
     rows = one_row(Adagrad(5.0, eps=0.0), 2, 8)
-    visit(choose, rows, [3, 6], due=False)
+    visit(choose, rows, [3, 6], applied=False)
     assert (rows.device == 8).all() and (rows.device_state == 0).all() and rows.pending.all()
     np.testing.assert_array_equal(rows.squares, [[9, 36]])
-    norms = visit(choose, rows, [4, 8], due=True)
+    norms = visit(choose, rows, [4, 8], applied=True)
     np.testing.assert_array_equal(rows.device, [[1, 1]])
     np.testing.assert_array_equal(rows.device_state, [[25, 100]])
     np.testing.assert_array_equal(norms, np.sqrt(floats(98)))
@@ -111,9 +111,9 @@ def test_two_visits_with_adagrad(choose: Choose) -> None:
 def test_two_visits_with_rowwise_adagrad(choose: Choose) -> None:
     """Gradients (1, 7) and (-1, 7), mean squares 25 each, on a state of 14: a step of 0.5 / sqrt(64) * (0, 14)."""
     rows = one_row(RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=14.0), 2, 1)
-    visit(choose, rows, [1, 7], due=False)
+    visit(choose, rows, [1, 7], applied=False)
     np.testing.assert_array_equal(rows.squares, [[25]])
-    norms = visit(choose, rows, [-1, 7], due=True)
+    norms = visit(choose, rows, [-1, 7], applied=True)
     np.testing.assert_array_equal(rows.device, [[1, 0.125]])
     np.testing.assert_array_equal(rows.device_state, [[64]])
     np.testing.assert_array_equal(norms, floats(0.875))
@@ -126,9 +126,9 @@ def test_two_visits_with_adam_are_two_updates_with_their_mean(choose: Choose) ->
     optimizer = Adam(0.5, eps=0.0, beta1=0.5, beta2=0.5)
     rows = one_row(optimizer, 1, 1)
     rows.device_state[:] = 2, 1, 2
-    visit(choose, rows, [1], due=False)
+    visit(choose, rows, [1], applied=False)
     np.testing.assert_array_equal(rows.squares, [[1, 1]])
-    norms = visit(choose, rows, [3], due=True)
+    norms = visit(choose, rows, [3], applied=True)
     np.testing.assert_array_equal(rows.squares, [[10, 2]])
     np.testing.assert_array_equal(rows.device_state, [[2, 4, 4]])
     moved = 2 * optimizer.corrections()[3]
@@ -157,14 +157,14 @@ def test_equal_gradients_count_as_plain_updates_of_adam(choose: Choose, visits: 
         for rows in (deferred, plain):
             rows.device_state[:] = np.concatenate([first, second, floats(10_000)])
         for number in range(1, visits + 1):
-            visit(choose, deferred, gradient, due=number == visits)
-            visit(choose, plain, gradient, due=True)
+            visit(choose, deferred, gradient, applied=number == visits)
+            visit(choose, plain, gradient, applied=True)
         np.testing.assert_allclose(deferred.device_state, plain.device_state, rtol=1e-4, atol=1e-7)
     steady, moved = (one_row(optimizer, 3, 0) for _ in range(2))
     steady.device_state[:] = moved.device_state[:] = np.concatenate([gradient, gradient * gradient, floats(10_000)])
     for number in range(1, visits + 1):
-        visit(choose, steady, gradient, due=True)
-        visit(choose, moved, gradient, due=number == visits)
+        visit(choose, steady, gradient, applied=True)
+        visit(choose, moved, gradient, applied=number == visits)
     np.testing.assert_allclose(moved.device, steady.device, rtol=1e-4)
     np.testing.assert_allclose(np.abs(moved.device), 0.01 * visits, rtol=1e-3)
 
@@ -174,7 +174,7 @@ def test_equal_gradients_count_as_plain_updates_of_adam(choose: Choose, visits: 
 def test_sums_start_as_copies(choose: Choose, optimizer: RowOptimizer) -> None:
     """-0.0 keeps its sign, and the NaN of an unused entry is gone."""
     rows = one_row(optimizer, 3, 1)
-    visit(choose, rows, [-0.0, 1, -0.0], due=False)
+    visit(choose, rows, [-0.0, 1, -0.0], applied=False)
     np.testing.assert_array_equal(np.signbit(rows.sums), [[True, False, True]])
     assert not np.isnan(rows.squares).any() and not np.signbit(rows.squares).any()
 
@@ -213,7 +213,7 @@ def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOp
         vectors = rng.integers(0, 6, segments[-1]).astype(np.int32)
         gradients = (rng.normal(size=(6, dim)) * 10.0 ** rng.integers(-2, 2)).astype(np.float32)
         norms = np.empty(5, np.float32)
-        deferred_norms = summed.defer(choose, entries, segments, vectors, [], gradients, [DUE] * 5)
+        deferred_norms = summed.defer(choose, entries, segments, vectors, [], gradients, [APPLY] * 5)
         update.update(
             (np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients),
             plain.tables, plain.rule, (NO_KEYS, norms[None]), np.empty((1, dim), np.float32),
@@ -238,7 +238,7 @@ def histories(draw: st.DrawFn) -> tuple[int, list[dict[str, Any]]]:
                 "vectors": rng.integers(0, 4, segments[-1]),
                 "scales": rng.normal(size=segments[-1] if scaled else 0).astype(np.float32),
                 "gradients": (rng.normal(size=(4, dim)) * 10.0 ** rng.integers(-2, 2)).astype(np.float32),
-                "fates": rng.choice([NOW, DUE, WAITS, WAITS, SKIPPED], num),
+                "actions": rng.choice([UPDATE, APPLY, DEFER, DEFER, SKIP], num),
             }
         )
     return dim, history
@@ -257,7 +257,7 @@ def test_defer_equals_its_twin_for_any_number_of_chunks(
         norms = rows.defer(choose, **batch, num_chunks=num_chunks)
         np.testing.assert_array_equal(norms, twin.defer_slowly(**batch))
         assert rows.equals(twin)
-        assert rows.keeps(twin.waiting)
+        assert rows.keeps(twin.deferred)
 
 
 @both
@@ -268,8 +268,8 @@ def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimize
     """Some rows of a tier."""
     rows, twin = Watched(optimizer, 5), Watched(optimizer, 5)
     gradients, entries = rows.values(7), np.array([2, 0, 1] if tier == 0 else [6, 3, 5])
-    rows.defer(choose, np.arange(7), np.arange(8), np.arange(7), [], gradients, [WAITS] * 7)
-    twin.defer_slowly(np.arange(7), np.arange(8), np.arange(7), [], gradients, [WAITS] * 7)
+    rows.defer(choose, np.arange(7), np.arange(8), np.arange(7), [], gradients, [DEFER] * 7)
+    twin.defer_slowly(np.arange(7), np.arange(8), np.arange(7), [], gradients, [DEFER] * 7)
     norms, locations = np.empty(3, np.float32), np.array([rows.location(entry) for entry in entries])
     choose(update_from_sums)(
         tier, (locations, entries), (rows.sums, rows.squares),
@@ -294,7 +294,7 @@ def test_accumulate_touches_only_its_range(choose: Choose, optimizer: RowOptimiz
 @pytest.mark.usefixtures("two_threads")
 @every_optimizer
 def test_threads_share_sums_and_give_the_same_bits(optimizer: RowOptimizer) -> None:
-    """Enough rows that chunks really run at once, in both tiers; half of the rows with a sum are due."""
+    """Enough rows that chunks really run at once, in both tiers; half of the rows with a sum are applied."""
     rng = np.random.default_rng(1)
     alone, shared = (
         Watched(optimizer, 17, num_slots=3000, num_host=3000, rng=np.random.default_rng(3)) for _ in range(2)
@@ -302,9 +302,12 @@ def test_threads_share_sums_and_give_the_same_bits(optimizer: RowOptimizer) -> N
     for _ in range(2):
         segments = np.concatenate([[0], np.cumsum(rng.geometric(0.3, alone.num))])
         batch = (rng.permutation(alone.num), segments, rng.integers(0, 300, segments[-1]), [])
-        gradients, fates = rng.normal(size=(300, 17)).astype(np.float32), rng.choice([NOW, DUE, WAITS], alone.num)
-        norms = alone.defer(lambda kernel: kernel, *batch, gradients, fates)
-        shared_norms = shared.defer(lambda kernel: kernel, *batch, gradients, fates, num_chunks=5)
+        gradients, actions = (
+            rng.normal(size=(300, 17)).astype(np.float32),
+            rng.choice([UPDATE, APPLY, DEFER], alone.num),
+        )
+        norms = alone.defer(lambda kernel: kernel, *batch, gradients, actions)
+        shared_norms = shared.defer(lambda kernel: kernel, *batch, gradients, actions, num_chunks=5)
         np.testing.assert_array_equal(shared_norms, norms)
         assert shared.equals(alone)
         for name in ("sums", "squares", "pending"):

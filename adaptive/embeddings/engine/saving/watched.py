@@ -46,8 +46,8 @@ def save_watched(pipeline: Pipeline, tiered: TieredGroup, prefix: str) -> Arrays
     saved = {name: np.array(column[order]) for name, column in columns.items()}
     saved["interval"] = np.array([hot.config.interval], np.int64)
     if skipper.defers:
-        summed = rows[watched.waiting]
-        weights, state = pipeline.values(tiered, summed, with_waiting=False)
+        summed = rows[watched.entries]
+        weights, state = pipeline.values(tiered, summed, with_deferred=False)
         order = np.argsort(summed)
         of_sums = zip(("summed", *OF_SUMS), (summed, watched.sums, watched.squares, weights, state), strict=True)
         saved |= {name: np.array(column[order]) for name, column in of_sums}

@@ -43,11 +43,11 @@ class TorchSums:
         self.pending = torch.zeros(capacity, dtype=torch.bool, device=device)
 
     def add(self, sums: DeviceSums, gradients: Tensor, kernels: RowKernels) -> None:
-        """Add a batch's gradients (V, D) on the current stream; sums that are due then end."""
+        """Add a batch's gradients (V, D) on the current stream; sums that are applied after it end."""
         segments = sums.added
         lookups = segments.locations, segments.starts, segments.vectors, segments.scales
         kernels.accumulate(*lookups, gradients, self.sums, self.squares, self.pending, hot=segments.hot)
-        self.pending.index_fill_(0, sums.due, False)
+        self.pending.index_fill_(0, sums.applied_entries, False)
 
     def read(self, entries: Int64s, link: ComputeLink) -> tuple[Int64s, Floats, Floats]:
         """Return what is pending for the rows with `entries` (n,) or -1; waits for the device.
@@ -213,8 +213,8 @@ class TorchDevice(DeviceTier):
             return norms
         self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
         update_host = partial(self._update_host_from_sums, number=number)
-        due_norms = self._update(deferred.applied, number, update_host, sums.sums, sums.squares)
-        return lambda: np.concatenate([norms(), due_norms()], axis=1)
+        norms_of_sums = self._update(deferred.applied, number, update_host, sums.sums, sums.squares)
+        return lambda: np.concatenate([norms(), norms_of_sums()], axis=1)
 
     def _update(
         self,
@@ -290,15 +290,15 @@ class TorchDevice(DeviceTier):
 
         return self._link.send_filled(self._host.dtype, (len(rows), self._widths[0]), fill)
 
-    def _update_host_from_sums(self, due: RowUpdates, sums: Floats, squares: Floats, *, number: int) -> Floats:
-        """Update rows of the host, each from one row of sums and squares: `due.vectors`."""
-        entries, host = due.vectors.astype(np.int64), self._host
-        keys = host.rounding_keys(due.rows, number)
-        return self._host_rows.apply_sums(-1, due.locations, entries, sums, squares, host.weights, host.state, keys)
+    def _update_host_from_sums(self, applied: RowUpdates, sums: Floats, squares: Floats, *, number: int) -> Floats:
+        """Update rows of the host, each from one row of sums and squares: `applied.vectors`."""
+        entries, host = applied.vectors.astype(np.int64), self._host
+        keys = host.rounding_keys(applied.rows, number)
+        return self._host_rows.apply_sums(-1, applied.locations, entries, sums, squares, host.weights, host.state, keys)
 
     # --- reading: waits ------------------------------------------------------------------------------------------
 
-    def apply_waiting(self, entries: Int64s, weights: Rows, state: Rows) -> None:
+    def apply_deferred(self, entries: Int64s, weights: Rows, state: Rows) -> None:
         places, sums, squares = self._sums.read(entries, self._link)
         self._host_rows.apply_sums(0, places, np.arange(len(places)), sums, squares, weights, state)
 
@@ -322,7 +322,7 @@ class TorchDevice(DeviceTier):
 
     def import_watched(self, values: WatchedValues) -> None:
         self.forget_watched()
-        self._sums.restore(values.waiting, values.sums, values.squares)
+        self._sums.restore(values.entries, values.sums, values.squares)
         self._mover.settle()
 
     @property

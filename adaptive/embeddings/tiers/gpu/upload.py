@@ -217,16 +217,16 @@ def _on_device(row_updates: RowUpdates, segments: Segments) -> DeviceUpdates:
 
 
 def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Pick[DeviceUpdates]:
-    """Cut the update from sums that are due, one each; the host gets those of its rows."""
-    num_now, entries = len(deferred.now), deferred.entries[deferred.due]
+    """Cut the update from sums, one each; the host gets those of its rows."""
+    num_now, entries = len(deferred.now), deferred.entries[deferred.applied]
     rows, locations = deferred.rows[num_now:], row_updates.locations[deferred.written[num_now:]]
-    due = RowUpdates(rows, locations, np.arange(len(rows) + 1), entries, np.zeros(0, np.float32))
-    on_host = due.locations < 0
-    device, host = (due.take(np.flatnonzero(which)) for which in (~on_host, on_host))
+    applied = RowUpdates(rows, locations, np.arange(len(rows) + 1), entries, np.zeros(0, np.float32))
+    on_host = applied.locations < 0
+    device, host = (applied.take(np.flatnonzero(which)) for which in (~on_host, on_host))
     segments = _add_segments(device, packing)
     needed = packing.add(host.vectors)
     return lambda sent: DeviceUpdates(
-        rows=due.rows,
+        rows=applied.rows,
         positions=np.flatnonzero(~on_host),
         segments=Segments(*segments(sent)),
         host_positions=np.flatnonzero(on_host),
@@ -249,11 +249,11 @@ def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Pick[Dev
 
 
 def _send_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) -> Pick[DeviceSums]:
-    due = _cut_sums(row_updates, deferred, packing)
+    applied = _cut_sums(row_updates, deferred, packing)
     entries = deferred.entries.astype(np.int64)
     segments = _add_segments(replace(row_updates.take(deferred.summed), locations=entries), packing)
-    due_entries = packing.add(entries[deferred.due])
-    return lambda sent: DeviceSums(Segments(*segments(sent)), due(sent), due_entries(sent)[0])
+    applied_entries = packing.add(entries[deferred.applied])
+    return lambda sent: DeviceSums(Segments(*segments(sent)), applied(sent), applied_entries(sent)[0])
 
 
 def _crossing(locations: Int64s, used: Bools | None = None) -> tuple[Int64s, Int64s]:

@@ -222,11 +222,11 @@ def update_block(span, flip, now, tier, rule, results, of_block):
 
 @kernel(inline=True)
 def apply_block(span, flip, divided, sums_squares, tier, rule, results):
-    """Apply those of the sums due[first:last] whose row is in one tier."""
-    (first, last), (now, summed, entries, due), (sums, squares) = span, divided, sums_squares
+    """Apply those of the sums in applied[first:last] whose row is in one tier."""
+    (first, last), (now, summed, entries, applied), (sums, squares) = span, divided, sums_squares
     (locations, weights, state), (keys, norms) = tier, results
     for i in range(first, last):
-        at = np.uint64(due[i])
+        at = np.uint64(applied[i])
         location, entry, place = locations[np.uint64(summed[at])], np.uint64(entries[at]), now.size + i
         if (location < 0) == (flip < 0):
             row, key = np.uint64(location ^ flip), keys[place] if keys.size > 0 else NEAREST
@@ -250,25 +250,25 @@ def defer_range(rows, divided, lookups, tables, tiers, rule, results, gradient_r
     A loop that decides row by row takes a sixth longer, because what happens to a row is unpredictable. Lists whose
     rows sum their own gradients take a fifth longer: the next one's lookups are not those that `sum_rows` prefetches.
     """
-    (first, last), (now, summed, entries, due), (g, totals) = rows, divided, gradient_rows
+    (first, last), (now, summed, entries, applied), (g, totals) = rows, divided, gradient_rows
     locations, segments, vectors, scales, gradients = lookups
     (sums, squares, pending), (weights, state, host_weights, host_state) = tables, tiers
     device, host, num_host = (locations, weights, state), (locations, host_weights, host_state), 0
     for u in range(first, last):
         num_host += locations[u] < 0
     first_now, first_sum = np.searchsorted(now, first), np.searchsorted(summed, first)
-    first_due = np.searchsorted(due, first_sum)
+    first_applied = np.searchsorted(applied, first_sum)
     for begin in range(first, last, BLOCK):
-        end, last_now, last_sum, last_due = min(begin + BLOCK, last), first_now, first_sum, first_due
+        end, last_now, last_sum, last_applied = min(begin + BLOCK, last), first_now, first_sum, first_applied
         while last_now < now.size and now[last_now] < end:
             prefetch_slot(weights, state, locations[now[last_now]])
             last_now += 1
         while last_sum < summed.size and summed[last_sum] < end:
             prefetch_sum(sums, squares, entries[last_sum])
             last_sum += 1
-        while last_due < due.size and due[last_due] < last_sum:
-            prefetch_slot(weights, state, locations[summed[due[last_due]]])
-            last_due += 1
+        while last_applied < applied.size and applied[last_applied] < last_sum:
+            prefetch_slot(weights, state, locations[summed[applied[last_applied]]])
+            last_applied += 1
         begin_row = np.uint64(begin)
         for u in range(begin_row, np.uint64(end)):
             start, stop, place = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)]), u - begin_row
@@ -277,13 +277,13 @@ def defer_range(rows, divided, lookups, tables, tiers, rule, results, gradient_r
         for i in range(first_sum, last_sum):
             place = np.uint64(summed[i]) - begin_row
             add_to_sum(tables, np.uint64(entries[i]), g, place, totals[place])
-        apply_block((first_due, last_due), 0, divided, (sums, squares), device, rule, results)
+        apply_block((first_applied, last_applied), 0, divided, (sums, squares), device, rule, results)
         if num_host > 0:
             update_block((first_now, last_now), -1, now, host, rule, results, (begin_row, g, totals))
-            apply_block((first_due, last_due), -1, divided, (sums, squares), host, rule, results)
-        for i in range(first_due, last_due):
-            pending[entries[due[i]]] = False
-        first_now, first_sum, first_due = last_now, last_sum, last_due
+            apply_block((first_applied, last_applied), -1, divided, (sums, squares), host, rule, results)
+        for i in range(first_applied, last_applied):
+            pending[entries[applied[i]]] = False
+        first_now, first_sum, first_applied = last_now, last_sum, last_applied
 
 
 @kernel()
@@ -297,12 +297,12 @@ def defer_chunk(chunk, divided, lookups, tables, tiers, rule, results, scratch):
 
 @kernel()
 def defer(divided, lookups, tables, tiers, rule, results, scratch):
-    """Update the rows `now`, add the gradients of the rows `summed` to sums, and apply the sums that are due.
+    """Update the rows `now`, add the gradients of the rows `summed` to sums, and apply the sums `applied`.
 
     divided: now (n,) and summed (m,) int32, ascending: different rows of the U; entries (m,) int32: their rows of sums
-    and squares, each once; due (k,) int32, ascending: positions among the m. tables: sums, squares and pending (H,)
-    bool. Results are of the rows `now`, then of those due: keys (n + k,), or empty, and norms (1 or 2, n + k). scratch
-    (chunks * BLOCK, > D).
+    and squares, each once; applied (k,) int32, ascending: positions among the m. tables: sums, squares and pending (H,)
+    bool. Results are of the rows `now`, then of those applied: keys (n + k,), or empty, and norms (1 or 2, n + k).
+    scratch (chunks * BLOCK, > D).
     """
     num_chunks = scratch.shape[0] // BLOCK
     in_parallel(defer_chunk, num_chunks, divided, lookups, tables, tiers, rule, results, scratch)

@@ -22,7 +22,7 @@ OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), Adam()]
 def test_sums_and_squares_grow_as_in_ordinary_memory(
     policy: type[Policy], rows: str, optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows due on the host, and rows read while their gradients are deferred."""
+    """Rows whose sum is applied on the host, and rows read while their gradients are deferred."""
     applied = {-1: 0, 0: 0}  # sums of the torch device: to rows on the host, to copies
     apply_sums = CpuRows.apply_sums
 
