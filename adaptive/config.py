@@ -356,7 +356,7 @@ class TierConfig(Config):
 
 
 class SkipConfig(Config):
-    """Skipping of row updates, and how rows are watched for it. Without a skip rule nothing is skipped."""
+    """Skipping of row updates, and which rows it sees. Without a skip rule nothing is skipped."""
 
     rule: str | None = Field(
         default=None,
@@ -367,13 +367,13 @@ class SkipConfig(Config):
     interval: int = Field(default=64, ge=1, le=MOST, description="batches between calls of the skip rule")
     hot_rows: Size = Field(
         default="auto",
-        description="maximum number of watched rows: rows, percent, bytes, or auto (5%, at least 100,000)",
+        description="maximum number of hot rows: rows, percent, bytes, or auto (5%, at least 100,000)",
     )
     min_accesses: int = Field(
         default=64,
         ge=1,
         le=2**31,
-        description="lookups of a row before it is watched",
+        description="lookups of a row before rules see it",
     )
     feedback_delay: int = Field(
         default=8,

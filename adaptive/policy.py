@@ -40,7 +40,7 @@ class RowStats:
     last_access: NDArray[np.int64]  # (n,) latest batch that looked up the row, or -1
     next_access: NDArray[np.int64]  # (n,) next batch in the window that looks up the row, or NEVER
     update_norm: NDArray[np.float32]  # (n,) sum of the L2 norms of all updates; NaN if `order` evicts without `score`
-    update_size: NDArray[np.float32]  # (n,) running mean of ||update|| / ||row||; NaN if the row is not watched
+    update_size: NDArray[np.float32]  # (n,) running mean of ||update|| / ||row||; NaN if the row is not hot
     saturated: NDArray[np.bool_]  # (n,) update_size < SATURATED
     resident: NDArray[np.bool_]  # (n,) on the device now
 
@@ -93,7 +93,7 @@ class TierView(Protocol):
         ...
 
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(n,) True for watched rows whose latest updates moved them by less than 5% of their length each."""
+        """(n,) True for hot rows whose latest updates moved them by less than 5% of their length each."""
         ...
 
 
@@ -117,7 +117,7 @@ class SkipRule:
     Accumulated updates (deferred): gradients are summed, and the optimizer takes one step with the sum. Adam counts it
     as k updates with the mean gradient. Adagrad, row-wise Adagrad and FTRL add the squares of the k gradients to the
     accumulator, as if each had been applied; the square of the sum would slow down rows whose gradients agree. A
-    watched row of width D takes this many extra float32 values: D under SGD, D + 1 under row-wise Adagrad, 2 D under
+    hot row of width D takes this many extra float32 values: D under SGD, D + 1 under row-wise Adagrad, 2 D under
     Adagrad and FTRL, 2 D + 1 under Adam.
 
     Keyword-only parameters of `__init__`, annotated and with defaults, are the rule's settings:
@@ -130,7 +130,7 @@ class SkipRule:
 
     most: int = 255
     """Upper limit for the answers of `visits`, from 1 to 255. With 1 no gradient is accumulated. If both limits are 1,
-    no row is watched, and `visits` is not called."""
+    no row is hot, and `visits` is not called."""
 
     warmup: int = 100
     """Batches before anything is accumulated or skipped."""
@@ -142,9 +142,9 @@ class SkipRule:
         """Prepare for training. `optimizer` is `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
 
     def visits(self, rows: RowStats) -> NDArray[Any]:
-        """Return the number of visits per update of each watched row.
+        """Return the number of visits per update of each hot row.
 
-        Called every `SkipConfig.interval` batches, for all watched rows of a group of tables at once.
+        Called every `SkipConfig.interval` batches, for all hot rows of a group of tables at once.
 
         Returns:
             (n,) integers. 1: every visit updates the row. k > 1: gradients are accumulated and applied at every k-th

@@ -1,4 +1,4 @@
-"""Cost of watched rows in a DLRM step: row statistics, and the rule `defer`, in long turns in one process.
+"""Cost of hot rows in a DLRM step: row statistics, and the rule `defer`, in long turns in one process.
 
     python -m benchmarks.bench_overhead [--quick] [--set optimizers=sgd rounds=7 dim=64]
 
@@ -6,7 +6,7 @@ Trainings of the same batches, 10% of the rows on the device, 4 batches ahead, p
 `steps` batches of one variant alone, from an empty look-ahead until the last one is trained:
 
 `lru`         no rule: every update is written
-`defer`       `lru` with the rule `defer`: popular rows are watched, their gradients summed, the sums applied when
+`defer`       `lru` with the rule `defer`: popular rows are hot, their gradients summed, the sums applied when
 applied `slipstream`  the policy `slipstream` with the rule `defer` alone; `bench_rules` measures it with dropped inputs
 `bare`        `lru` without feedback: no norms of updates are taken in
 

@@ -328,7 +328,7 @@ def test_memory_in_bytes() -> None:
     assert memory["sums"] == 0
 
 
-def test_memory_of_watching_rows() -> None:
+def test_memory_of_hot_sets() -> None:
     """The rule is `defer`: sums, and for Adagrad as many squares."""
     skip = SkipConfig(rule="defer", hot_rows="10%")
     embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=LFU, optimizer=Adagrad(), skip=skip)

@@ -244,11 +244,11 @@ def test_nonsense_is_a_policy_error_and_nothing_has_moved(
     )
     trainee, before, plan = Trainee(tables), [books(embeddings)], Pipeline.plan_and_move
 
-    def watched(pipeline: Pipeline, *coming: Any) -> tuple[ReadyBatch, bool]:
+    def recorded(pipeline: Pipeline, *coming: Any) -> tuple[ReadyBatch, bool]:
         before[0] = books(embeddings)  # a batch that fails is the last
         return plan(pipeline, *coming)
 
-    monkeypatch.setattr(Pipeline, "plan_and_move", watched)
+    monkeypatch.setattr(Pipeline, "plan_and_move", recorded)
     with pytest.raises(PolicyError, match=r"policy Nonsense\.score at batch [4-7]\b.*Nothing was moved"):
         train_more(embeddings, trainee, batches, depth)
     assert all(map(np.array_equal, books(embeddings), before[0]))

@@ -38,12 +38,12 @@ def assert_stops(parts: Components, toy: ToyData, message: str, *, good_steps: i
     trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
     after_good: dict[str, NDArray[Any]] = {}
 
-    def watch(planned: Planned) -> None:
+    def look(planned: Planned) -> None:
         if planned.number == good_steps:
             after_good.update(everything(parts))
         Trainer.step(trainer, planned)
 
-    trainer.step = watch  # type: ignore[method-assign]
+    trainer.step = look  # type: ignore[method-assign]
     with parts.embeddings:
         with pytest.raises(NonFiniteError, match=message) as caught:
             trainer.train(toy.train(32), depth=2)

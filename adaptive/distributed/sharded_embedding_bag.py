@@ -48,7 +48,7 @@ from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats
 
 logger = logging.getLogger("adaptive.distributed")
 
-ROOM: Final = 5, 4  # of rows in flight and of watched rows: owners do not get even shares
+ROOM: Final = 5, 4  # of rows in flight and of hot rows: owners do not get even shares
 
 
 class RequestedRows(GroupBatch):

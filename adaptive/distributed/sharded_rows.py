@@ -29,7 +29,7 @@ from adaptive.storage.arrays import Blocks, Stored, whole
 
 Shard = Mapping[str, NDArray[Any] | Stored]
 SEEN: Final = ("accesses", "last_access", "update_norm")
-WATCHED: Final = "watched."
+HOT: Final = "hot."
 SUMS: Final = ("sums", "squares", "raw_values", "raw_states")
 
 
@@ -109,12 +109,12 @@ class ShardedRows:
         rank, size = self._peers.rank, self._peers.size
         arrays: Shard = shards[rank] if len(shards) == size else {}
         if len(shards) != size:
-            arrays = regroup(shards, self._groups, rank, size, room_to_watch(self._local))
+            arrays = regroup(shards, self._groups, rank, size, hot_room(self._local))
         self._local.rows.load_state_arrays(arrays)
 
 
-def room_to_watch(embeddings: TieredEmbeddingBag) -> list[int]:
-    """Return how many rows of each group can be watched."""
+def hot_room(embeddings: TieredEmbeddingBag) -> list[int]:
+    """Return how many rows of each group can be hot."""
     skippers = [tiered.skipper for tiered in embeddings.runtime.pipeline.tiered_groups]
     return [0 if skipper is None else skipper.hot.capacity for skipper in skippers]
 
@@ -128,7 +128,7 @@ def regroup(
         shards: in the order of the ranks that saved them.
         groups: of the whole tables.
         rank, size: 0 and 1 for a process alone.
-        room: `room_to_watch` of the rank. Further watched rows are dropped: their values include accumulated updates.
+        room: `hot_room` of the rank. Further hot rows are dropped: their values include accumulated updates.
 
     Raises:
         CheckpointError: if they are of other tables.
@@ -163,7 +163,7 @@ def _whole_rows(rows: Int64s, rank: int, size: int, table_keys: Any) -> Int64s:
 
 
 def _regroup(parts: Sequence[Shard], group: Group, rank: int, size: int, room: int) -> dict[str, Any]:
-    """Return the arrays of one group, without its prefix, with at most `room` watched rows."""
+    """Return the arrays of one group, without its prefix, with at most `room` hot rows."""
     sizes = [-(-table.num_embeddings // size) + group.has_keys for table in group.tables]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     maps, used = _maps_of_keys(parts, group, starts, rank, size) if group.has_keys else (None, starts)
@@ -192,17 +192,17 @@ def _regroup(parts: Sequence[Shard], group: Group, rank: int, size: int, room: i
     arrays |= take("seen", *(name for name in SEEN if all(name in part for part in parts)))
     if group.has_keys:
         arrays |= take("keyed", "keys", "key_access") | _key_states(parts, used - starts[:-1])
-    if all(WATCHED + "row" in part for part in parts):
-        names = [name for name in first if name.startswith(WATCHED)]
-        sums = [WATCHED + name for name in SUMS if WATCHED + name in names]
-        columns = [name for name in names if name not in (*sums, *(WATCHED + n for n in ("interval", "row", "summed")))]
-        arrays[WATCHED + "interval"] = whole(first[WATCHED + "interval"])
-        watched = take(WATCHED + "row", *columns)
-        earliest = np.sort(np.argsort(watched[WATCHED + "entry"], kind="stable")[:room])
-        arrays |= {name: column[earliest] for name, column in watched.items()}
+    if all(HOT + "row" in part for part in parts):
+        names = [name for name in first if name.startswith(HOT)]
+        sums = [HOT + name for name in SUMS if HOT + name in names]
+        columns = [name for name in names if name not in (*sums, *(HOT + n for n in ("interval", "row", "summed")))]
+        arrays[HOT + "interval"] = whole(first[HOT + "interval"])
+        hot_rows = take(HOT + "row", *columns)
+        earliest = np.sort(np.argsort(hot_rows[HOT + "order"], kind="stable")[:room])
+        arrays |= {name: column[earliest] for name, column in hot_rows.items()}
         if sums:
-            of_sums = take(WATCHED + "summed", *sums)
-            stay = np.isin(of_sums[WATCHED + "summed"], arrays[WATCHED + "row"])
+            of_sums = take(HOT + "summed", *sums)
+            stay = np.isin(of_sums[HOT + "summed"], arrays[HOT + "row"])
             arrays |= {name: column[stay] for name, column in of_sums.items()}
     return arrays
 

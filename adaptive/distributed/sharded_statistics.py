@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from adaptive.config import TableConfig
 from adaptive.distributed.peers import Peers
-from adaptive.embeddings.engine.statistics import WATCHED_ROWS, Statistics, StatisticsCollector
+from adaptive.embeddings.engine.statistics import HOT_COUNTS, Statistics, StatisticsCollector
 
-SUMMED: Final = ("counts", "resident_rows", "live_keys", "index_places", *WATCHED_ROWS, "update_norm_counts")
+SUMMED: Final = ("counts", "resident_rows", "live_keys", "index_places", *HOT_COUNTS, "update_norm_counts")
 
 
 class ShardedStatistics:
@@ -69,7 +69,7 @@ class ShardedStatistics:
 
     @property
     def hot_set_is_full(self) -> bool:
-        """True if no more rows can be watched on this rank."""
+        """True if the hot set of this rank is full."""
         return self._local.hot_set_is_full
 
     def device_rows_text(self) -> str:

@@ -120,7 +120,7 @@ class RowStore:
                 rows = tiered.group.table_starts[number] + np.arange(start, start + len(part))
                 state = np.full((len(part), tiered.host.state.shape[1]), tiered.host.first_state)
                 tiered.put(rows, as_stored(part, tiered.host.dtype), state)
-            tiered.device.forget_watched()
+            tiered.device.forget_sums()
             pipeline.finish_copies()
 
     @contextmanager
@@ -146,7 +146,7 @@ class RowStore:
         """Return values, state and records of all rows that ever changed, as flat arrays.
 
         Accumulated updates (deferred) are applied to the copies. With no look-ahead running, the arrays also contain
-        these sums and the watched rows, so that tables that load them train as these tables would
+        these sums and the hot rows, so that tables that load them train as these tables would
         (`adaptive.embeddings.engine.saving.row_arrays`).
         """
         return save_rows(self._pipeline)
@@ -169,8 +169,8 @@ class RowStore:
 
         Arrays in files (`Stored`) are read 8 MiB at a time.
 
-        Tables with the same `skip` settings also restore watched rows and accumulated updates (deferred). Other tables
-        load the values with these updates applied, and begin to watch from scratch.
+        Tables with the same `skip` settings also restore hot rows and accumulated updates (deferred). Other tables
+        load the values with these updates applied, and begin with an empty hot set.
 
         Args:
             arrays: from `state_arrays`, or from a checkpoint.
@@ -213,7 +213,7 @@ class RowStore:
         names = set()
         for number, tiered in enumerate(self._pipeline.tiered_groups):
             if tiered.host.dtype == BFLOAT16:
-                names |= {f"rows{number}.{name}" for name in ("weights", "watched.raw_values")}
+                names |= {f"rows{number}.{name}" for name in ("weights", "hot.raw_values")}
         return names
 
     def _mark(self) -> NDArray[np.int64]:

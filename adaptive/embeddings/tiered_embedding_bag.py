@@ -22,7 +22,7 @@ from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.batch_steps import BatchSteps
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
-from adaptive.embeddings.engine.build import build_pipeline, size_engine, watch_rows
+from adaptive.embeddings.engine.build import begin_hot_sets, build_pipeline, size_engine
 from adaptive.embeddings.engine.lookahead import LookAheadPass
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
@@ -126,9 +126,9 @@ class TieredEmbeddingBag(PooledVectors):
         self.table_names = tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
         if sized.skip is not None:
-            watched = sized.skip
-            with self._pipeline.running_out("for watched rows"):
-                watch_rows(self._pipeline, watched, optimizer)
+            skip_config = sized.skip
+            with self._pipeline.running_out("for hot rows"):
+                begin_hot_sets(self._pipeline, skip_config, optimizer)
 
     @classmethod
     def from_bags(

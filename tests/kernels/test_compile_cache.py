@@ -103,7 +103,7 @@ def test_the_key_depends_on_content_not_on_place_or_time(copied: Path, monkeypat
         ("kernels/jit.py", True),
         ("kernels/scratch.py", True),  # imported by what it imports
         ("counters.py", True),
-        ("kernels/planning/watched.py", False),  # imports it
+        ("kernels/planning/hot_set.py", False),  # imports it
         ("kernels/predictor.py", False),
     ],
 )

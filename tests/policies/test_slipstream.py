@@ -7,7 +7,7 @@ import pytest
 import torch
 from contract import row_stats
 from numpy.typing import NDArray
-from support.builders import FEW_ROWS, WATCH_EARLY, kept_batches, skewed_batches
+from support.builders import FEW_ROWS, HOT_EARLY, kept_batches, skewed_batches
 from support.skip_rules import Waits
 
 from adaptive import Adagrad, Counter, InputRule, Policy, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
@@ -33,7 +33,7 @@ class Eager(Slipstream):
 
 
 def train(
-    policy: Policy, depth: int = 2, rows: str = "60%", skip: SkipConfig | str | None = WATCH_EARLY, threads: int = 1
+    policy: Policy, depth: int = 2, rows: str = "60%", skip: SkipConfig | str | None = HOT_EARLY, threads: int = 1
 ) -> tuple[TieredEmbeddingBag, NDArray[np.float32]]:
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
     tier = TierConfig(device_rows=rows, device="cpu", poison=True, plan_threads=threads)

@@ -48,8 +48,8 @@ def assert_same_batches(found: Iterable[Batch], wanted: Iterable[Batch], *, plac
 
 
 FEW_ROWS = 100
-WATCH_EARLY = SkipConfig(interval=4, hot_rows="50%", min_accesses=4, feedback_delay=4)
-"""For runs of few batches: half of the rows can be watched, from their fourth look-up on."""
+HOT_EARLY = SkipConfig(interval=4, hot_rows="50%", min_accesses=4, feedback_delay=4)
+"""For runs of few batches: half of the rows can be hot, from their fourth look-up on."""
 
 
 def skewed_batches() -> Iterator[Batch]:

@@ -63,15 +63,15 @@ def train(
 def train_slowly(
     table: TableConfig, batches: Sequence[Batch], optimizer: RowOptimizer, skip: SkipConfig, capacity: int
 ) -> tuple[Floats, Floats, list[int]]:
-    """(weights, state, rows watched at the end); the sums of the end are applied.
+    """(weights, state, hot rows at the end); the sums of the end are applied.
 
-    Watched are the first `capacity` rows that were looked up `min_accesses` times. A gradient joins the sum of its row
+    Hot are the first `capacity` rows that were looked up `min_accesses` times. A gradient joins the sum of its row
     until as many of them have come together as `Waits` answered when it was called last. If the set is full, rows that
     have been away for `PATIENCE` times as long as usual leave it now and then, and their sums are applied.
     """
     weights, state = reference.initial_table(table, seed=0), reference.initial_states(table, optimizer)
     accesses, last = np.zeros(len(weights), np.int64), np.full(len(weights), -1)
-    answers: dict[int, int] = {}  # of watched rows
+    answers: dict[int, int] = {}  # of hot rows
     waiting: dict[int, tuple[int, reference.Deferred]] = {}
 
     def settle(row: int) -> None:

@@ -38,7 +38,7 @@ def interval(
         **{"lookups": 100 * number, "unique_rows": 50 * number, "lookup_hits": 90 * number, "row_hits": 40 * number},
         **{"resident_rows": 10 * number, "admitted": 7 * number, "evicted": 3 * number, "fetched": 7 * number},
         **{"written_back": 2 * number, "bytes_h2d": 1024 * number, "bytes_d2h": 512 * number},
-        **({"watched_rows": 20, "saturated_rows": number, "skipped_updates": number} if skips else {}),
+        **({"hot_rows": 20, "saturated_rows": number, "skipped_updates": number} if skips else {}),
     )
     return IntervalRecord(
         step=steps * number,

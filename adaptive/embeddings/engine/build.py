@@ -16,7 +16,7 @@ from adaptive.embeddings.planning.layout import Group, Share, make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
+from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, sums_bytes
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.embeddings.tiers.gpu.build import build_devices, free_bytes, least_searched
@@ -78,7 +78,7 @@ class SizedEngine:
             for name, size in zip(MEMORY, parts, strict=False):
                 totals[name] += size
         if self.skip is not None and caller.defers:
-            totals["sums"] = watched_bytes(self.groups, self.skip, self.optimizer)
+            totals["sums"] = sums_bytes(self.groups, self.skip, self.optimizer)
         return totals
 
 
@@ -109,7 +109,7 @@ def size_engine(
     refuse_with_keys(tables, policy)
     room = free_bytes(device)
     if room is not None and skip is not None and policy_caller.defers:
-        room = max(0, room - watched_bytes(groups, skip, optimizer))
+        room = max(0, room - sums_bytes(groups, skip, optimizer))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     return SizedEngine(tuple(tables), tier, groups, policy_caller, device, optimizer, sizes, skip)
 
@@ -117,7 +117,7 @@ def size_engine(
 def build_pipeline(sized: SizedEngine) -> tuple[Pipeline, Sizes]:
     """Create the tiers, with rows at their initial values, and the pipeline.
 
-    Returns the pipeline and the sizes that fit into memory. Call `watch_rows` to begin watching rows.
+    Returns the pipeline and the sizes that fit into memory. Call `begin_hot_sets` for rules.
 
     Raises:
         ConfigError: for combinations that cannot work.
@@ -159,13 +159,13 @@ def _lookups_needed(groups: Sequence[Group], policy: Policy, skip: SkipConfig | 
     return ""
 
 
-def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
-    """Begin to watch the hottest rows of every group. Call it again if device memory ran out."""
+def begin_hot_sets(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
+    """Begin to follow the hottest rows of every group. Call it again if device memory ran out."""
     policy_caller = pipeline.policy_caller
     for tiered in pipeline.tiered_groups:
         capacity = hot_rows(tiered.group, skip, optimizer)
-        tiered.planner.watch(capacity, skip)
-        tiered.device.watch(capacity if policy_caller.defers else 0)
+        tiered.planner.begin_hot_set(capacity, skip)
+        tiered.device.begin_sums(capacity if policy_caller.defers else 0)
 
 
 def choose_device(wanted: str) -> torch.device:

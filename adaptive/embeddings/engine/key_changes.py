@@ -3,7 +3,7 @@
 A key that expires or is evicted loses its row: the slot is released without writing back, the host row counts as
 initial again, and its records and sums are dropped. Nothing of that may happen while a batch in flight uses
 the row. Rarely one does, after a short expiry or in a small table. Then training catches up first, as it does if the
-row is watched. So no number depends on the look-ahead.
+row is hot. So no number depends on the look-ahead.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,19 +55,19 @@ def give_rows(
 def _release(
     pipeline: Pipeline, tiered: TieredGroup, changes: KeyChanges, depth: int, wait_until_trained: Callable[[int], None]
 ) -> None:
-    """Let training catch up if rows that lost their keys are watched, or feedback about them is to come."""
+    """Let training catch up if rows that lost their keys are hot, or feedback about them is to come."""
     if changes.latest_use is None:
         return
-    number, skipper, watched = pipeline.next_number, tiered.skipper, np.zeros(0, np.int64)
+    number, skipper, entries = pipeline.next_number, tiered.skipper, np.zeros(0, np.int64)
     # The lag, not the depth: with a delay above the depth, feedback about these rows may come when no batch in flight
     # uses them any more, and by then their numbers belong to other keys.
     catches_up = changes.latest_use + pipeline.feedback.lag(depth) >= number
     if skipper is not None:
-        watched = skipper.hot.entries_of(changes.freed)
-        watched = np.sort(watched[watched >= 0])
-        catches_up |= len(watched) > 0
+        entries = skipper.hot.entries_of(changes.freed)
+        entries = np.sort(entries[entries >= 0])
+        catches_up |= len(entries) > 0
     if catches_up:
-        stop_watching(pipeline, [(tiered, watched)], wait_until_trained)
+        drop_hot_rows(pipeline, [(tiered, entries)], wait_until_trained)
 
 
 def _commit(pipeline: Pipeline, place: int, changes: KeyChanges) -> None:
@@ -76,10 +76,10 @@ def _commit(pipeline: Pipeline, place: int, changes: KeyChanges) -> None:
         pipeline.tiered_groups[place].commit(changes, pipeline.next_number)
 
 
-def stop_watching(
+def drop_hot_rows(
     pipeline: Pipeline, leaving: Sequence[tuple[TieredGroup, Int64s]], wait_until_trained: Callable[[int], None]
 ) -> None:
-    """Stop watching entries of groups, once training has caught up with planning.
+    """Drop entries of the hot sets, once training has caught up with planning.
 
     Nothing is lost: accumulated updates (deferred) of these rows are applied. That requires their sums, and renumbering
     entries requires that no batch is in flight.
@@ -87,10 +87,10 @@ def stop_watching(
     number = pipeline.next_number
     wait_until_trained(number - 1)
     pipeline.feedback.take_in_until(number)  # feedback in the queue refers to entries by their old numbers
-    with pipeline.lock.held, pipeline.lock.changing(f"watched rows left before batch {number}"):
+    with pipeline.lock.held, pipeline.lock.changing(f"hot rows left before batch {number}"):
         pipeline.mover.rest(number - 1)
         pipeline.finish_copies()
         for tiered, entries in leaving:
             if len(entries):
-                tiered.evict_watched(entries)
+                tiered.drop_hot_rows(entries)
         pipeline.finish_copies()

@@ -33,7 +33,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.key_changes import give_rows, stop_watching
+from adaptive.embeddings.engine.key_changes import drop_hot_rows, give_rows
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
 from adaptive.embeddings.engine.resizing import describe_shortage, find_slots, rebalance_slots
 from adaptive.embeddings.planning.lookups import Lookups
@@ -181,7 +181,7 @@ def _plan_and_move(
         if pipeline.ending:  # before `learn`, which must run once for each batch that is planned
             return
         pipeline.learn()
-        _make_room_to_watch(pipeline, wait_until_trained)
+        _make_room_in_hot_sets(pipeline, wait_until_trained)
         queued = give_rows(pipeline, queued, depth, wait_until_trained)
         ready, has_started = _plan_one(pipeline, queued, depth, wait_until_trained, start_early)
         if not has_started:
@@ -227,8 +227,8 @@ def _plan_one(
         wait_until_trained(number - held - 1)
 
 
-def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], None]) -> None:
-    """Stop watching rows that are no longer looked up, if a hot set is full.
+def _make_room_in_hot_sets(pipeline: Pipeline, wait_until_trained: Callable[[int], None]) -> None:
+    """Drop hot rows that are no longer looked up, if a hot set is full.
 
     The selection follows from lookups and batch numbers alone.
     """
@@ -237,7 +237,7 @@ def _make_room_to_watch(pipeline: Pipeline, wait_until_trained: Callable[[int], 
     leaving = [(tiered, skipper.inactive_entries(number)) for tiered, skipper in skippers if skipper is not None]
     if not any(len(entries) for _, entries in leaving):
         return
-    stop_watching(pipeline, leaving, wait_until_trained)
+    drop_hot_rows(pipeline, leaving, wait_until_trained)
 
 
 def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[QueuedBatch]:

@@ -29,8 +29,8 @@ class Statistics:
     resident_rows: NDArray[np.int64]  # (tables,) rows on the device
     live_keys: NDArray[np.int64]  # (tables,) keys with a row; 0 for tables without keys
     index_places: NDArray[np.int64]  # (tables,) places of the index of keys, at the first table of those that share one
-    watched_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
-    saturated_rows: NDArray[np.int64]  # (tables,) watched rows that an update moves by less than 5% of their length
+    hot_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
+    saturated_rows: NDArray[np.int64]  # (tables,) hot rows that an update moves by less than 5% of their length
     times_ms: dict[str, float]  # stage -> sum over the batches
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
     update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm, which is known some batches after training
@@ -40,7 +40,7 @@ class Statistics:
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
 
 
-WATCHED_ROWS = ("watched_rows", "saturated_rows")
+HOT_COUNTS = ("hot_rows", "saturated_rows")
 _IS_RESIDENT = np.zeros(len(Counter), np.int64)  # what one count of each column adds to the resident rows
 _IS_RESIDENT[[Counter.ADMITTED, Counter.EVICTED]] = 1, -1
 _IS_LIVE = np.zeros(len(Counter), np.int64)  # and to the keys with a row
@@ -57,7 +57,7 @@ class StatisticsCollector:
         self._first_tables: list[int] = [0, *np.cumsum(num_tables)[:-1].tolist()]  # of each group
         # Rows on the device and keys with a row that no count explains: a sum for each batch would take longer.
         self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
-        self._watched = [tiered.planner.watched_counts() for tiered in pipeline.tiered_groups]
+        self._hot_counts = [tiered.planner.hot_counts() for tiered in pipeline.tiered_groups]
         self._policy: Mapping[str, float] = {}
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
@@ -76,7 +76,7 @@ class StatisticsCollector:
             resident_rows=self._resident + self._counts @ _IS_RESIDENT,
             live_keys=self._live + self._counts @ _IS_LIVE,
             index_places=self._places.copy(),
-            **self._watched_rows(),
+            **self._hot_rows(),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),
             update_norm_counts=self._updates.counts - self._updates_taken.counts,
@@ -135,7 +135,7 @@ class StatisticsCollector:
 
     @property
     def hot_set_is_full(self) -> bool:
-        """True if no more rows can be watched in some group."""
+        """True if the hot set of some group is full."""
         skippers = [tiered.skipper for tiered in self._pipeline.tiered_groups]
         return any(skipper is not None and skipper.hot.num_entries == skipper.hot.capacity for skipper in skippers)
 
@@ -175,19 +175,19 @@ class StatisticsCollector:
         while evicted_between_batches:
             group, evicted = evicted_between_batches.popleft()
             self._resident[self._first_tables[group] :][: len(evicted)] -= evicted
-        self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]
+        self._hot_counts = [plan.hot_counts or old for plan, old in zip(ready.plans, self._hot_counts, strict=True)]
         self._policy, self._updates = ready.reported, ready.update_sizes
         for tiered, num_places in ready.index_places.items():
             self._places[self._first_tables[tiered]] = num_places
 
     def refresh(self, *, recount: bool) -> None:
-        """Take over watched rows and updates as they are now, when no batch is in flight.
+        """Take over hot rows and updates as they are now, when no batch is in flight.
 
         `recount`: count resident rows and keys, too, by reading all codes or slots. Not needed if all batches that were
         planned have been counted.
         """
         self._updates = self._pipeline.feedback.current_update_sizes()
-        self._watched = [tiered.planner.watched_counts() for tiered in self._pipeline.tiered_groups]
+        self._hot_counts = [tiered.planner.hot_counts() for tiered in self._pipeline.tiered_groups]
         if not recount:
             return
         self._pipeline.evicted_between_batches.clear()
@@ -198,7 +198,7 @@ class StatisticsCollector:
         )
         self._places = self._places_now()
 
-    def _watched_rows(self) -> dict[str, NDArray[np.int64]]:
-        """Return the columns of `WatchedCounts` of all tables, by their names in `Statistics`."""
-        groups = [vars(counts) for counts in self._watched]
+    def _hot_rows(self) -> dict[str, NDArray[np.int64]]:
+        """Return the columns of `HotCounts` of all tables, by their names in `Statistics`."""
+        groups = [vars(counts) for counts in self._hot_counts]
         return {f"{name}_rows": np.concatenate([group[name] for group in groups]) for name in groups[0]}

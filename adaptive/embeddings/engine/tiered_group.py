@@ -25,7 +25,7 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups
 from adaptive.embeddings.planning.plan import GroupPlan, Moves, no_rows
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.skipping import Skipper
-from adaptive.embeddings.tiers.device import DeviceTier, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, HotSums
 from adaptive.embeddings.tiers.device_plan import DevicePlan
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.planning.lookups import Distinct
@@ -50,7 +50,7 @@ class TieredGroup:
 
     @property
     def skipper(self) -> Skipper | None:
-        """The state of watched rows; None if no update is skipped or deferred."""
+        """The state of hot rows; None if no update is skipped or deferred."""
         return self.planner.skipper
 
     # --- rows on both tiers ----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class TieredGroup:
         self.planner.slots.empty()
         if self.skipper is not None:
             self.skipper.forget()
-        self.device.forget_watched()
+        self.device.forget_sums()
         self.planner.tracker.forget()
 
     def changed_rows(self) -> Int64s:
@@ -139,7 +139,7 @@ class TieredGroup:
     def commit(self, changes: KeyChanges, number: int) -> None:
         """Reset rows that lost their keys to initial values and empty records; note that batch `number` admits others.
 
-        No batch in flight may use the rows, and none may be watched.
+        No batch in flight may use the rows, and none may be hot.
         """
         tracker, freed = self.planner.tracker, changes.freed
         slots = self.planner.slots.slots_of(freed)
@@ -201,19 +201,19 @@ class TieredGroup:
 
     # --- the hot set -----------------------------------------------------------------------------------------
 
-    def evict_watched(self, leaving: Int64s) -> None:
-        """Stop watching the entries `leaving` and apply their sums. No batch may be in flight."""
+    def drop_hot_rows(self, leaving: Int64s) -> None:
+        """Drop the entries `leaving` of the hot set and apply their sums. No batch may be in flight."""
         skipper = self.skipper
         assert skipper is not None
         hot = skipper.hot
-        watched = self.device.export_watched(hot.num_entries)
-        rows_with_sums = hot.rows[np.intersect1d(watched.entries, leaving)]
+        sums = self.device.export_sums(hot.num_entries)
+        rows_with_sums = hot.rows[np.intersect1d(sums.entries, leaving)]
         if len(rows_with_sums):
             self.put(rows_with_sums, *self.values(rows_with_sums))
         stay = np.setdiff1d(np.arange(hot.num_entries), leaving)
-        stays = np.isin(watched.entries, stay)
-        entries = np.searchsorted(stay, watched.entries[stays])  # renumbered
-        self.device.import_watched(WatchedValues(entries, watched.sums[stays], watched.squares[stays]))
+        stays = np.isin(sums.entries, stay)
+        entries = np.searchsorted(stay, sums.entries[stays])  # renumbered
+        self.device.import_sums(HotSums(entries, sums.sums[stays], sums.squares[stays]))
         skipper.retain(stay)
 
 

@@ -24,12 +24,11 @@ The other words, each with one meaning everywhere (`docs/explanation/design.md` 
     write back  copy a changed row to the host; *fetch*: copy a row to the device. *Dirty*: changed since fetched.
     late        gets a slot while batches in flight update it on the host; fetched right before its batch is trained.
     part        a run of samples of one batch, pooled and differentiated alone (a micro-batch).
-    watched     in the hot set, so that the sizes of the row's updates are known. *Entry*: a watched row's number in the
+    hot         in the hot set, so that the sizes of the row's updates are known. *Entry*: a hot row's number in the
                 set.
     saturated   the row's latest updates moved it by less than 5% of its length each.
-    deferred    the gradient is accumulated in a *sum*, which is applied at a later *visit* (a
-    batch
-                that looks the row up).
+    deferred    the gradient is accumulated in a *sum*, which is applied at a later *visit* (a batch that looks the row
+                up).
     action      of a batch on a row's gradient: update the row, defer, apply the sum, skip.
     tally       (tables, counters) counts of one batch's plan; see `Counter`.
 

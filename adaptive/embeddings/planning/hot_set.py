@@ -1,8 +1,8 @@
-"""`HotSet`: the watched rows, with the size of their updates and the skip rule's answers.
+"""`HotSet`: the hot_set rows, with the size of their updates and the skip rule's answers.
 
-Only rows looked up often enough are watched. The set is keyed by row and separate from the tiers, so answers do not
+Only rows looked up often enough are hot_set. The set is keyed by row and separate from the tiers, so answers do not
 depend on where rows are stored. Only the planning thread uses it; sums of gradients belong to the training thread
-(`DeviceTier.watch`).
+(`DeviceTier.begin_sums`).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import zero_pages
 from adaptive.embeddings.planning.plan import Feedback
-from adaptive.kernels.planning import watched
+from adaptive.kernels.planning import hot_set
 from adaptive.policy import SATURATED
 
 ENTRY = np.dtype(
@@ -33,15 +33,15 @@ COLUMNS: Final = ENTRY.names or ()
 
 
 @dataclass(frozen=True)
-class WatchedRows:
-    """The watched rows among the distinct rows of a batch."""
+class HotRows:
+    """The hot_set rows among the distinct rows of a batch."""
 
     places: NDArray[np.int32]  # (n,) positions among the distinct rows, ascending
     entries: NDArray[np.int32]  # (n,)
 
 
 class HotSet:
-    """Watched rows of one group. Entries are numbered in order of admission.
+    """Hot rows of one group. Entries are numbered in order of admission.
 
     Rows that are no longer looked up are dropped (`retain`). Memory is taken as rows are admitted: arrays are zeros,
     which the system allocates when they are touched.
@@ -51,7 +51,7 @@ class HotSet:
     """
 
     def __init__(self, capacity: int, config: SkipConfig, num_rows: int) -> None:
-        """Watch at most `capacity` of the `num_rows` rows of the group."""
+        """Make room for `capacity` of the `num_rows` rows of the group."""
         self.config = config
         self.num_entries = 0
         self._records = np.zeros(capacity, ENTRY)
@@ -77,22 +77,22 @@ class HotSet:
         seen: NDArray[np.uint32],
         entries: NDArray[np.int32],
         places: NDArray[np.int32],
-    ) -> WatchedRows:
-        """Admit rows with enough lookups; return the watched ones of a batch's rows (U,).
+    ) -> HotRows:
+        """Admit rows with enough lookups; return the hot_set ones of a batch's rows (U,).
 
         The result takes the memory of `places` (U,) and of the candidates' entries.
         """
         old = self.num_entries
         books = self.config.min_accesses, self.row_entries, self.rows, old
-        self.num_entries, count = watched.find_entries(rows, seen, *books, places, entries)
+        self.num_entries, count = hot_set.find_entries(rows, seen, *books, places, entries)
         new = slice(old, self.num_entries)
         self.sizes[new], self.answers[new] = np.nan, 1
-        return WatchedRows(places[:count], entries[:count])
+        return HotRows(places[:count], entries[:count])
 
     def learn(self, feedback: Feedback) -> None:
         """Let the update sizes follow the updates of a trained batch."""
         if len(feedback.norms) > 1:
-            watched.learn_sizes(feedback.rows, feedback.norms, feedback.applied_visits, self.row_entries, self.sizes)
+            hot_set.learn_sizes(feedback.rows, feedback.norms, feedback.applied_visits, self.row_entries, self.sizes)
 
     def is_saturated(self, entries: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
         """(n,) True for rows whose updates move them by less than `SATURATED` of their length."""

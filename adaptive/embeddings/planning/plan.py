@@ -110,14 +110,14 @@ class Deferred:
 
 
 @dataclass(frozen=True)
-class WatchedCounts:
-    """Watched rows as of the skip rule's latest call; (tables of the group,) each."""
+class HotCounts:
+    """Hot rows as of the skip rule's latest call; (tables of the group,) each."""
 
-    watched: Int64s
+    hot: Int64s
     saturated: Int64s  # those of them whose latest updates moved them by less than 5% of their length each
 
     @classmethod
-    def none(cls, num_tables: int) -> "WatchedCounts":
+    def none(cls, num_tables: int) -> "HotCounts":
         return cls(*(np.zeros(num_tables, np.int64) for _ in fields(cls)))
 
 
@@ -139,7 +139,7 @@ class GroupPlan:
     moves: Moves
     tally: Int64s  # (tables of the group, counters)
     deferred: Deferred | None = None
-    watched: WatchedCounts | None = None  # for reports: as of this batch, independent of the look-ahead
+    hot_counts: HotCounts | None = None  # for reports: as of this batch, independent of the look-ahead
     on_device: OnDevice | None = None  # if the device has lookups; no row is used on the host then
 
     @property
@@ -164,5 +164,5 @@ class Feedback:
     """Measurements of one group's rows after a trained batch, for the planning thread."""
 
     rows: Int64s  # (U,) rows that were updated, the last k of them with a sum of gradients
-    norms: Floats  # (1 or 2, U) L2 norm of each update and, if rows are watched, of the row before it
+    norms: Floats  # (1 or 2, U) L2 norm of each update and, if there is a hot set, of the row before it
     applied_visits: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))  # (k,) gradients in each sum

@@ -22,7 +22,7 @@ from adaptive.counters import Counter
 from adaptive.embeddings.planning.books import NO_ENTRIES, SlotTable, Tracker, lowest
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Bags, Lookups
-from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, WatchedCounts, no_rows
+from adaptive.embeddings.planning.plan import Feedback, GroupPlan, HotCounts, Moves, Pooling, RowUpdates, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.embeddings.planning.skipping import Skipper
@@ -64,13 +64,13 @@ class Planner:
         self._has_scored = False
         self._entered: tuple[Distinct, Entered] | None = None  # prepared and not committed
 
-    def watch(self, capacity: int, skip: SkipConfig) -> None:
-        """Watch the hottest rows, and skip or defer their updates as the skip rule decides."""
+    def begin_hot_set(self, capacity: int, skip: SkipConfig) -> None:
+        """Follow the hottest rows, and skip or defer their updates as the skip rule decides."""
         self.skipper = Skipper(self.group, capacity, skip, self._policy_caller, self.tracker, self._stats)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the records of rows, slots and watched rows."""
+        """Bytes of the records of rows, slots and hot rows."""
         return self.tracker.num_bytes + self.slots.num_bytes + (0 if self.skipper is None else self.skipper.num_bytes)
 
     def resident_per_table(self) -> Int64s:
@@ -80,9 +80,9 @@ class Planner:
             counts += self.group.count_by_table(rows)
         return counts
 
-    def watched_counts(self) -> WatchedCounts:
-        """Numbers of watched and saturated rows, by table."""
-        return WatchedCounts.none(len(self.group.tables)) if self.skipper is None else self.skipper.watched_counts
+    def hot_counts(self) -> HotCounts:
+        """Numbers of hot and saturated rows, by table."""
+        return HotCounts.none(len(self.group.tables)) if self.skipper is None else self.skipper.hot_counts
 
     # --- one batch -------------------------------------------------------------------------------------------
 
@@ -102,10 +102,10 @@ class Planner:
             PolicyError: if the policy fails.
         """
         rows, num_rows = distinct.rows, len(distinct.rows)
-        num_watched, row_entries = (0, NO_ENTRIES) if self.skipper is None else (num_rows, self.skipper.hot.row_entries)
+        num_hot, row_entries = (0, NO_ENTRIES) if self.skipper is None else (num_rows, self.skipper.hot.row_entries)
         of_rows = (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)
-        of_watched = (np.uint32, num_watched), (np.int32, num_watched)
-        locations, missing, undo, seen, entries = allocate(self._memory, *of_rows, *of_watched)
+        of_hot = (np.uint32, num_hot), (np.int32, num_hot)
+        locations, missing, undo, seen, entries = allocate(self._memory, *of_rows, *of_hot)
         entered = Entered(locations, missing, undo, row_entries, seen, entries)
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
         count = self.slots.enter(distinct, number, self._mark, entered, tally)
@@ -147,7 +147,7 @@ class Planner:
         if decision.deferred is None:
             row_updates = row_updates.take(decision.written)
         self.slots.mark_dirty(decision.written, locations)
-        followed = decision.deferred, self.skipper.watched_counts
+        followed = decision.deferred, self.skipper.hot_counts
         return GroupPlan(number, pooling, row_updates, moves, tally, *followed, lookups.on_device)
 
     def commit_books(self, changes: "SlotChanges", bags: Bags | None) -> tuple[Int64s, Int64s]:

@@ -57,7 +57,7 @@ class PolicyCaller:
 
     @property
     def skips(self) -> bool:
-        """True if rows must be watched: the rule may defer or skip updates."""
+        """True if there must be a hot set: the rule may defer or skip updates."""
         return self.defers or self.leaves_out
 
     @property

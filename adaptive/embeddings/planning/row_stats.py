@@ -15,11 +15,11 @@ from adaptive.kernels.planning import books
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import NEVER, RowStats
 
-UNWATCHED: Final[dict[str, np.generic]] = {
+COLD: Final[dict[str, np.generic]] = {
     "update_size": np.float32(np.nan),
     "saturated": np.bool_(False),
 }
-"""Column of `RowStats` -> its value for rows that are not watched."""
+"""Column of `RowStats` -> its value for rows that are not hot."""
 
 
 class StatsSource:
@@ -43,7 +43,7 @@ class StatsSource:
             rows: of the group.
             number: of the batch being planned.
             window: the batches that follow, nearest first.
-            hot: the hot set, if rows are watched.
+            hot: the hot set, if there is one.
             entries: (n,) of the rows in the hot set; None: to be looked up.
         """
         group, records, norms = self._group, self._slots.gather(rows), self._tracker.update_norm
@@ -62,13 +62,13 @@ class StatsSource:
         )
 
     def _sizes(self, size: int, hot: HotSet | None, entries: Int64s | None) -> dict[str, NDArray[Any]]:
-        """(size,) each: the columns about watched rows."""
+        """(size,) each: the columns about hot rows."""
         if hot is None or entries is None:
-            return {name: np.broadcast_to(unknown, size) for name, unknown in UNWATCHED.items()}  # takes no memory
-        columns = {name: np.full(size, unknown) for name, unknown in UNWATCHED.items()}
-        watched = entries >= 0
-        at = entries[watched]
-        columns["update_size"][watched], columns["saturated"][watched] = hot.sizes[at], hot.is_saturated(at)
+            return {name: np.broadcast_to(unknown, size) for name, unknown in COLD.items()}  # takes no memory
+        columns = {name: np.full(size, unknown) for name, unknown in COLD.items()}
+        is_hot = entries >= 0
+        at = entries[is_hot]
+        columns["update_size"][is_hot], columns["saturated"][is_hot] = hot.sizes[at], hot.is_saturated(at)
         return columns
 
     def last_access(self, rows: Int64s) -> Int64s:

@@ -212,7 +212,7 @@ def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], 
 
 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
-    """Number of watched rows of a group.
+    """Number of hot rows of a group.
 
     5% is plenty of millions of rows and too few of some thousands, hence the minimum (docs/explanation/skipping.md).
     """
@@ -221,8 +221,8 @@ def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
     return max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=group.num_rows))
 
 
-def watched_bytes(groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer) -> int:
-    """Bytes on the device for watched rows whose updates are deferred: sums of gradients and squares."""
+def sums_bytes(groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer) -> int:
+    """Bytes on the device for hot rows whose updates are deferred: sums of gradients and squares."""
 
     def values(group: Group) -> int:
         dim, rows = group.embedding_dim, hot_rows(group, skip, optimizer)

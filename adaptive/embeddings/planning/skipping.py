@@ -20,10 +20,10 @@ from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import Tracker
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.plan import Deferred, Feedback, WatchedCounts, no_rows
+from adaptive.embeddings.planning.plan import Deferred, Feedback, HotCounts, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
-from adaptive.kernels.planning import watched
+from adaptive.kernels.planning import hot_set
 from adaptive.kernels.planning.books import UPDATE, Entered
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.kernels.scratch import ScratchPool
@@ -42,21 +42,21 @@ class Decision:
 
 
 class Skipper:
-    """Watches the hottest rows of one group and decides which of their updates are written.
+    """Follows the hottest rows of one group and decides which of their updates are written.
 
     Only the planning thread uses it. Decisions depend on batches, the rule and feedback of a fixed age, and are keyed
     by row, so placement changes none of them.
 
     Args:
         group: the tables.
-        capacity: number of rows that can be watched.
+        capacity: number of rows that can be hot_set.
         skip: settings.
         policy_caller: calls the policy's skip rule.
         tracker, stats: of the group's planner.
     """
 
     hot: HotSet
-    watched_counts: WatchedCounts
+    hot_counts: HotCounts
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Skipper:
     def forget(self) -> None:
         """Start over, because other rows have been loaded."""
         self.hot = HotSet(self._capacity, self._skip, self._group.num_rows)
-        self.watched_counts = WatchedCounts.none(len(self._group.tables))
+        self.hot_counts = HotCounts.none(len(self._group.tables))
 
     @property
     def num_bytes(self) -> int:
@@ -96,16 +96,16 @@ class Skipper:
         rows, counts, size = distinct.rows, distinct.counts, len(distinct.rows)
         # Few calls: Python's own memory is not in the caches either after a step, so each takes microseconds.
         memory, num_bytes = self._memory.take(25 * size), 24 * size
-        places, summed, entries, applied, visits, watched_places = memory[:num_bytes].view(np.int32).reshape(6, size)
+        places, summed, entries, applied, visits, hot_places = memory[:num_bytes].view(np.int32).reshape(6, size)
         actions = memory[num_bytes:]
         actions.fill(UPDATE)
         written_rows = np.empty(size, np.int64)  # kept longer than the plan
-        watched_rows, hot = self.hot.admit(rows, entered.seen, entered.entries, watched_places), self.hot
-        books = watched_rows.places, watched_rows.entries, hot.answers, hot.deferred
-        num_summed, num_applied = watched.defer_visits(*books, actions, summed, entries, applied, visits)
+        hot_rows, hot = self.hot.admit(rows, entered.seen, entered.entries, hot_places), self.hot
+        books = hot_rows.places, hot_rows.entries, hot.answers, hot.deferred
+        num_summed, num_applied = hot_set.defer_visits(*books, actions, summed, entries, applied, visits)
         summed, entries, applied = summed[:num_summed], entries[:num_summed], applied[:num_applied]
         batch_rows = rows, counts, distinct.table_ends
-        num_now = watched.divide_rows(batch_rows, actions, (summed, applied), (places, written_rows), tally)
+        num_now = hot_set.divide_rows(batch_rows, actions, (summed, applied), (places, written_rows), tally)
         now, written = places[:num_now], places[: num_now + num_applied]
         if not num_summed:
             return Decision(written, None)
@@ -115,7 +115,7 @@ class Skipper:
         )
 
     def ask(self, number: int) -> None:
-        """Call the rule about all watched rows, before batch `number` is planned."""
+        """Call the rule about all hot_set rows, before batch `number` is planned."""
         hot, entries = self.hot, slice(0, self.hot.num_entries)
         if hot.num_entries == 0:
             return
@@ -123,7 +123,7 @@ class Skipper:
         answers = self._policy_caller.visits(stats)  # called in the warm-up too, so that errors do not come late
         hot.answers[entries] = answers if number >= self._rule.warmup else 1
         hot.saturated[entries] = hot.is_saturated(entries)
-        self.count_watched()
+        self.count_hot_rows()
 
     def inactive_entries(self, number: int) -> Int64s:
         """(n,) entries to drop before batch `number` is planned, ascending.
@@ -147,21 +147,21 @@ class Skipper:
         No batch is in flight, all feedback has arrived, and the others have no sums.
         """
         self.hot.retain(entries)
-        self.count_watched()
+        self.count_hot_rows()
 
     def learn(self, feedback: Feedback) -> None:
         """Take in the sizes of a trained batch's updates."""
         self.hot.learn(feedback)
 
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the watched rows of a checkpoint: `columns` of the hot set, in order of entry."""
+        """Restore the hot_set rows of a checkpoint: `columns` of the hot set, in order of entry."""
         self.hot.restore(columns)
-        self.count_watched()
+        self.count_hot_rows()
 
-    def count_watched(self) -> None:
-        """Count the watched rows, and those that were saturated at the rule's latest call."""
+    def count_hot_rows(self) -> None:
+        """Count the hot_set rows, and those that were saturated at the rule's latest call."""
         hot, size = self.hot, len(self._group.tables)
         rows = hot.rows[: hot.num_entries]
         tables, saturated = self._group.tables_of(rows), hot.saturated[: hot.num_entries]
         counts = (np.bincount(chosen, minlength=size) for chosen in (tables, tables[saturated]))
-        self.watched_counts = WatchedCounts(*counts)
+        self.hot_counts = HotCounts(*counts)

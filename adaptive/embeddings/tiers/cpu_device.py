@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adaptive.arrays import Bools, Floats, Int64s, Rows, UInt64s
 from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates
-from adaptive.embeddings.tiers.device import DeviceTier, InFlight, Send, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, HotSums, InFlight, Send
 from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.rows.cpu import decay, pool, update
@@ -230,14 +230,14 @@ class CpuDevice(DeviceTier):
         return lambda: norms
 
     def apply_deferred(self, entries: Int64s, weights: Rows, state: Rows) -> None:
-        watched = np.flatnonzero(entries >= 0)
-        deferred = watched[self._pending[entries[watched]]]
+        hot = np.flatnonzero(entries >= 0)
+        deferred = hot[self._pending[entries[hot]]]
         self._rows.apply_sums(0, deferred, entries[deferred], self._sums, self._squares, weights, state)
 
     def read(self, slots: Int64s) -> tuple[Rows, Rows]:
         return self.weights[slots], self.state[slots]
 
-    def watch(self, capacity: int) -> None:
+    def begin_sums(self, capacity: int) -> None:
         self._rows.measures_rows = True
         self._allocate_sums(capacity)
 
@@ -247,15 +247,15 @@ class CpuDevice(DeviceTier):
         self._squares = empty_rows(capacity, self.squares_width)
         self._pending = np.zeros(capacity, np.bool_)
 
-    def forget_watched(self) -> None:
+    def forget_sums(self) -> None:
         self._pending.fill(False)
 
-    def export_watched(self, num_entries: int) -> WatchedValues:
+    def export_sums(self, num_entries: int) -> HotSums:
         entries = np.flatnonzero(self._pending[:num_entries])
-        return WatchedValues(entries, self._sums[entries], self._squares[entries])
+        return HotSums(entries, self._sums[entries], self._squares[entries])
 
-    def import_watched(self, values: WatchedValues) -> None:
-        self.forget_watched()
+    def import_sums(self, values: HotSums) -> None:
+        self.forget_sums()
         self._sums[values.entries], self._squares[values.entries] = values.sums, values.squares
         self._pending[values.entries] = True
 

@@ -24,8 +24,8 @@ InFlight = Callable[[], Floats]  # call it once for numbers that may still be in
 
 
 @dataclass(frozen=True)
-class WatchedValues:
-    """Values of watched rows: the m entries of the hot set with a deferred sum."""
+class HotSums:
+    """Values of hot rows: the m entries of the hot set with a deferred sum."""
 
     entries: Int64s  # (m,) of their rows, ascending
     sums: Floats  # (m, D)
@@ -118,7 +118,7 @@ class DeviceTier(ABC):
 
         Returns:
             (1, n) L2 norms of the updates, in the order of `GroupPlan.written_rows`; (2, n) with those of the rows
-            before them once `watch` was called.
+            before them once `begin_sums` was called.
         """
 
     @abstractmethod
@@ -141,20 +141,20 @@ class DeviceTier(ABC):
         """Debug: write NaN to the host copies of rows that a batch will change on the device."""
 
     @abstractmethod
-    def watch(self, capacity: int) -> None:
+    def begin_sums(self, capacity: int) -> None:
         """Allocate deferred sums and their squares for `capacity` rows; measure rows before their updates."""
 
     @abstractmethod
-    def forget_watched(self) -> None:
+    def forget_sums(self) -> None:
         """Drop all deferred sums."""
 
     @abstractmethod
-    def export_watched(self, num_entries: int) -> WatchedValues:
+    def export_sums(self, num_entries: int) -> HotSums:
         """Return copies of the values of the first entries; for saving."""
 
     @abstractmethod
-    def import_watched(self, values: WatchedValues) -> None:
-        """Replace all deferred sums. They must fit in what `watch` allocated."""
+    def import_sums(self, values: HotSums) -> None:
+        """Replace all deferred sums. They must fit in what `begin_sums` allocated."""
 
     @property
     @abstractmethod

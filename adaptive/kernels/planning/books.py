@@ -55,7 +55,7 @@ class SlotColumns(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """What `enter_batch` finds about distinct rows, (U,) each; the last two are empty if no row is watched."""
+    """What `enter_batch` finds about distinct rows, (U,) each; the last two are empty without a hot set."""
 
     locations: NDArray[np.int64]  # slot, or -1
     missing: NDArray[np.int64]  # the u without a slot, from the first u of the tables on

@@ -207,7 +207,7 @@ def verdict(
 
     Verdicts are `failed`, `differs` (must equal the control and does not), `within` or `outside` the budget, and
     `undecided`. `unskipped` replaces `undecided` for a policy that skips nothing, and stands for a skip rule that
-    watched rows and has skipped nothing yet.
+    hot rows and has skipped nothing yet.
 
     Args:
         runs: of a policy.
@@ -225,7 +225,7 @@ def verdict(
     if pairs and pairs[0][0].policy == pairs[0][1].policy:
         return "within", "the control"
     if pairs and (is_exact(runs) or is_equal(pairs)):
-        if any(outcome.summary.get("watched_rows") for outcome in finished(runs)):
+        if any(outcome.summary.get("hot_rows") for outcome in finished(runs)):
             steps = max(outcome.summary["steps"] for outcome in finished(runs))
             return "unskipped", (
                 f"its rule skipped nothing in {steps:,} steps, so the weights equal the control's and say nothing "

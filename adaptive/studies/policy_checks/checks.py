@@ -326,7 +326,7 @@ class _Anywhere(Policy):
 
 
 def _rule_answers(make: Make, optimizer: str = "adagrad") -> list[NDArray[np.int64]]:
-    """Return the visits of a new rule for made-up rows; none if it watches no rows."""
+    """Return the visits of a new rule for made-up rows; none if it skips nothing."""
     caller = PolicyCaller(_Anywhere(make()))
     caller.begin(optimizer)
     sizes = _SIZES if caller.skips else ()

@@ -1,7 +1,7 @@
 """The state of a run as the content of a checkpoint, and its restoration.
 
 A resumed run trains exactly what it would have trained without the interruption, bit for bit. So a checkpoint holds
-the rows with accumulated updates and the facts of watched rows, the dense part, the policy's state, torch's random
+the rows with accumulated updates and the facts of hot rows, the dense part, the policy's state, torch's random
 state, and the position in the data. Totals, AUC and file traffic are for the report. The state of torch's optimizers
 is stored as named arrays: no pickle.
 """
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.config import explain
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
-from adaptive.distributed.sharded_rows import regroup, room_to_watch
+from adaptive.distributed.sharded_rows import hot_room, regroup
 from adaptive.embeddings.engine.saving.saved_arrays import Expected, check_arrays
 from adaptive.errors import CheckpointError, PolicyError, printable
 from adaptive.policy import InputRule, Policy, SkipRule
@@ -281,7 +281,7 @@ def load_rows(embeddings: Embeddings, checkpoint: Checkpoint) -> None:
         return
     rows = checkpoint.rows
     if len(checkpoint.shards) > 1:
-        rows = regroup(checkpoint.shards, embeddings.runtime.pipeline.groups, 0, 1, room_to_watch(embeddings))
+        rows = regroup(checkpoint.shards, embeddings.runtime.pipeline.groups, 0, 1, hot_room(embeddings))
     embeddings.rows.load_state_arrays(rows)
 
 

@@ -98,7 +98,7 @@ def with_initial_vocabulary(config: TrainConfig) -> TrainConfig:
 def load_initial_weights(components: Components, config: TrainConfig) -> None:
     """Load the weights of the run `init_from`, its best ones if it saved them.
 
-    Counts of lookups are loaded too; watched rows and the policy start from scratch.
+    Counts of lookups are loaded too; hot rows and the policy start from scratch.
 
     Raises:
         CheckpointError: if there is no such run, or it has other tables, another model or another optimizer.
@@ -171,12 +171,12 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
 def _load_rows(
     components: Components, checkpoint: Checkpoint, last: Mapping[str, int], *, seed: int, keep_state: bool
 ) -> None:
-    """Load the saved rows without learning rate and watched rows of the other run."""
+    """Load the saved rows without learning rate and hot rows of the other run."""
     embeddings = components.embeddings
     tiered_groups = embeddings.runtime.pipeline.tiered_groups
 
     def changed(rows: Mapping[str, NDArray[Any] | Stored]) -> dict[str, NDArray[Any] | Stored]:
-        arrays = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
+        arrays = {name: value for name, value in rows.items() if name != "rate" and ".hot." not in name}
         for number, tiered in enumerate(tiered_groups if arrays and not keep_state else ()):
             count, first = len(whole(arrays[f"rows{number}.changed"])), tiered.host.first_state
             arrays[f"rows{number}.state"] = np.full((count, tiered.host.state.shape[1]), first, np.float32)

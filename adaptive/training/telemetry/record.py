@@ -46,7 +46,7 @@ class TableCounts:
     written_back: int = 0
     bytes_h2d: int = 0
     bytes_d2h: int = 0
-    watched_rows: int = 0  # popular rows, whose updates are measured; as of the skip rule's latest call
+    hot_rows: int = 0  # popular rows, whose updates are measured; as of the skip rule's latest call
     saturated_rows: int = 0  # those of them whose latest updates moved them by less than 5% of their length each
     skipped_updates: int = 0
     skipped_lookups: int = 0
@@ -70,8 +70,8 @@ class TableCounts:
 
     @property
     def saturated_row_share(self) -> float | None:
-        """Share of watched rows that are saturated; None without watched rows."""
-        return share(self.saturated_rows, self.watched_rows)
+        """Share of hot rows that are saturated; None without hot rows."""
+        return share(self.saturated_rows, self.hot_rows)
 
     @property
     def has_keys(self) -> bool:
@@ -189,7 +189,7 @@ Record = RunRecord | IntervalRecord | EvalRecord | ResumeRecord
 
 ROWS_NOW: Final = (
     "resident_rows",
-    "watched_rows",
+    "hot_rows",
     "saturated_rows",
     "live_keys",
     "index_places",
@@ -375,7 +375,7 @@ COUNT_FIELDS: Final = (
     CountField("evicted_keys", f"{KEYS}/evicted_keys_per_step", "evicted_keys", 1, by_table=True),
     CountField("index_load", f"{KEYS}/index_load", "index_load"),
     CountField("unadmitted_lookup_share", f"{KEYS}/unadmitted_lookup_share", "unadmitted_lookup_share", by_table=True),
-    CountField("watched_rows", f"{SKIPPING}/watched_rows", "watched_rows"),
+    CountField("hot_rows", f"{SKIPPING}/hot_rows", "hot_rows"),
     CountField("saturated_rows", f"{SKIPPING}/saturated_rows", "saturated_rows", by_table=True),
     CountField("saturated_row_share", f"{SKIPPING}/saturated_row_share", "saturated_row_share"),
     CountField("skipped_update_share", f"{SKIPPING}/skipped_update_share", "skipped_update_share", by_table=True),

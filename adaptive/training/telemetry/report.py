@@ -62,7 +62,7 @@ class RunSummary:
     written_back_rows: int
     bytes_h2d: int
     bytes_d2h: int
-    watched_rows: int
+    hot_rows: int
     saturated_rows: int
     saturated_row_share: float | None
     device_rows: int | None = None
@@ -139,9 +139,9 @@ def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, 
     compiled = summary.compile_s
     once = f" (and {compiled:.0f} s to compile, once)" if compiled and compiled >= 0.5 else ""
     facts = {"placement": _placement(summary, totals, rows, misses)}
-    if summary.watched_rows:
+    if summary.hot_rows:
         facts["saturated"] = [
-            f"{count_text(summary.saturated_rows)} of {count_text(summary.watched_rows)} popular rows: an update "
+            f"{count_text(summary.saturated_rows)} of {count_text(summary.hot_rows)} popular rows: an update "
             "moves them by less than 5% of their length"
         ]
     facts["skipped"] = _skipped_facts(summary, totals)

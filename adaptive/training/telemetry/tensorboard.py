@@ -136,8 +136,8 @@ class TensorBoardView:
 
 
 def _has_skipping(counts: TableCounts) -> bool:
-    """True if rows are watched or updates were skipped."""
-    return counts.watched_rows > 0 or counts.skipped_updates > 0
+    """True if there are hot rows or updates were skipped."""
+    return counts.hot_rows > 0 or counts.skipped_updates > 0
 
 
 def _spread(tables: Sequence[TableCounts]) -> Numbers:
@@ -175,9 +175,7 @@ def page(*, skips: bool) -> list[Any]:
     if skips:
         charts += [
             events.line_chart("share of row updates skipped", f"{SKIPPING}/skipped_update_share"),
-            _up_to(
-                "saturated rows (band: other popular rows)", f"{SKIPPING}/saturated_rows", f"{SKIPPING}/watched_rows"
-            ),
+            _up_to("saturated rows (band: other popular rows)", f"{SKIPPING}/saturated_rows", f"{SKIPPING}/hot_rows"),
         ]
     return events.layout({"Tier movement": charts})
 

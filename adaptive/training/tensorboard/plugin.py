@@ -30,7 +30,7 @@ class TableRows(TypedDict):
     is_whole: bool  # all tables together
     rows: int | None
     resident: list[int]
-    watched: list[int]
+    hot: list[int]
     saturated: list[int]
     admitted: list[float]
     evicted: list[float]
@@ -129,7 +129,7 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
         "is_whole": False,
         "rows": rows,
         "resident": [at_end.resident_rows for at_end in counts],
-        "watched": [at_end.watched_rows for at_end in counts],
+        "hot": [at_end.hot_rows for at_end in counts],
         "saturated": [at_end.saturated_rows for at_end in counts],
         "admitted": [flow.admitted / span for flow, span in zip(counts, spans, strict=True)],
         "evicted": [flow.evicted / span for flow, span in zip(counts, spans, strict=True)],

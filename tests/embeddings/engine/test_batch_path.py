@@ -26,12 +26,12 @@ def files_entered(embeddings: TieredEmbeddingBag, number: int) -> list[str]:
     """Files of the three rooms in which code runs for batch `number`, trained without look-ahead, in order of entry."""
     entered: dict[str, None] = {}
     batches = iter([bags([row, row + 1, 0]) for row in range(number + 1)])
-    watching = False
+    counting = False
 
     def see(frame: FrameType, event: str, argument: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if (
-            watching
+            counting
             and event == "call"
             and path.is_relative_to(PACKAGE)
             and path.relative_to(PACKAGE).parts[0] in ROOMS
@@ -39,9 +39,9 @@ def files_entered(embeddings: TieredEmbeddingBag, number: int) -> list[str]:
             entered.setdefault(path.relative_to(PACKAGE).as_posix())
 
     def source() -> Iterator[Any]:
-        nonlocal watching
+        nonlocal counting
         for place, batch in enumerate(batches):
-            watching = place == number
+            counting = place == number
             yield batch
 
     before = sys.getprofile()

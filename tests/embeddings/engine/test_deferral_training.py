@@ -136,7 +136,7 @@ def test_deferred_rows_stay_clean_and_are_counted() -> None:
 @pytest.mark.parametrize(("device", "marks"), [("cpu", 0), ("cpu-torch", 1)])
 @pytest.mark.parametrize(("optimizer", "squares"), list(zip(OPTIMIZERS, (0, 5, 1, 6), strict=True)), ids=str)
 def test_bytes_of_sums_and_squares(optimizer: RowOptimizer, squares: int, device: str, marks: int) -> None:
-    """Of the sums of 100 watched rows, and on a torch device of the marks of those that wait."""
+    """Of the sums of 100 hot rows, and on a torch device of the marks of those that wait."""
     tier = TierConfig(device_rows="10%", device=device)
     embeddings = TieredEmbeddingBag([TABLE], tier, policy=Defer, optimizer=optimizer, skip=SKIP)
     assert embeddings.runtime.pipeline.tiered_groups[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)

@@ -1,4 +1,4 @@
-"""Watched rows that no longer come are let go when the hot set is full: others are watched, and nothing is lost."""
+"""Hot rows that no longer come are let go when the hot set is full: others take their place, and nothing is lost."""
 
 from collections.abc import Iterator
 
@@ -48,16 +48,16 @@ PLACES = [
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_training_equals_its_twin_wherever_rows_lie(optimizer: RowOptimizer) -> None:
-    weights, state, watched = train_slowly(TABLE, STREAM, optimizer, SKIP, CAPACITY)
-    assert min(watched) >= NUM_ROWS // 2, "the rows of the beginning are watched still: the example shows nothing"
+    weights, state, expected_rows = train_slowly(TABLE, STREAM, optimizer, SKIP, CAPACITY)
+    assert min(expected_rows) >= NUM_ROWS // 2, "the rows of the beginning are hot still: the example shows nothing"
     for policy, rows, depth, device in PLACES:
         embeddings = train(TABLE, STREAM, policy, optimizer, SKIP, rows=rows, depth=depth, device=device)
         np.testing.assert_array_equal(embeddings.rows.table_weights("t"), weights)
         np.testing.assert_array_equal(table_states(embeddings)["t"], state)
-        assert sorted(watched_rows(embeddings)) == sorted(watched)
+        assert sorted(hot_rows(embeddings)) == sorted(expected_rows)
 
 
-def watched_rows(embeddings: TieredEmbeddingBag) -> list[int]:
+def hot_rows(embeddings: TieredEmbeddingBag) -> list[int]:
     skipper = planner_of(embeddings).skipper
     assert skipper is not None
     return [int(row) for row in skipper.hot.rows[: skipper.hot.num_entries]]
@@ -71,7 +71,7 @@ def test_sizes_and_answers_move_with_their_rows(device: str) -> None:
     expected = train(TABLE, STREAM, LRU, Adagrad(lr=0.01), skip)
     hot = planner_of(expected).skipper.hot  # type: ignore[union-attr]
     assert hot.is_saturated(slice(0, hot.num_entries)).any() and isinstance(expected.policy.rule, DeferRule)
-    assert min(watched_rows(expected)) >= NUM_ROWS // 2
+    assert min(hot_rows(expected)) >= NUM_ROWS // 2
     for rows, depth in (("60%", 0), ("70%", 4)):
         found = train(TABLE, STREAM, LRU, Adagrad(lr=0.01), skip, rows=rows, depth=depth, device=device)
         np.testing.assert_array_equal(found.rows.table_weights("t"), expected.rows.table_weights("t"))
@@ -110,4 +110,4 @@ def test_rows_that_still_come_are_not_let_go() -> None:
     for planned in embeddings.look_ahead([batch] * 100, depth=2):
         embeddings(planned)["t"].sum().backward()
         embeddings.step()
-    assert watched_rows(embeddings) == list(range(CAPACITY))
+    assert hot_rows(embeddings) == list(range(CAPACITY))

@@ -240,7 +240,7 @@ class EagerSlipstream(Slipstream):
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_deferred_updates_of_keys_that_leave(depth: int) -> None:
-    """A watched row that loses its key takes no sum along; look-ahead and tier change no bit."""
+    """A hot row that loses its key takes no sum along; look-ahead and tier change no bit."""
     skip = SkipConfig(rule="support.skip_rules:Waits", interval=4, hot_rows="50%", min_accesses=2, feedback_delay=4)
     tables = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_embeddings=12)]
     batches = list(hot_batches(110))
@@ -259,7 +259,7 @@ def test_deferred_updates_of_keys_that_leave(depth: int) -> None:
         assert trained.rows == runs[0][1].rows and trained.losses == runs[0][1].losses
 
 
-WATCH = {"interval": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 8}
+HOT_SOON = {"interval": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 8}
 ARRANGING: dict[str, tuple[str, Callable[[], Policy]]] = {
     "predicted": ("predicted+warmup=4+factor=1", LRU),
     "slipstream": ("", EagerSlipstream),
@@ -272,7 +272,7 @@ KEYED = [key_table("user", num_embeddings=30, expire=6), key_table("item", num_e
 
 def train_arranged(name: str, batches: Sequence[Batch], depth: int, **tier: Any) -> tuple[TieredEmbeddingBag, Trained]:
     rule, policy = ARRANGING[name]
-    skip = SkipConfig.model_validate({"rule": rule or None} | WATCH)
+    skip = SkipConfig.model_validate({"rule": rule or None} | HOT_SOON)
     sizes = TierConfig.model_validate({"device_rows": "100%", "device": "cpu", "poison": True} | tier)
     return train(KEYED, batches, sizes, depth, policy=policy(), skip=skip)
 
@@ -301,7 +301,7 @@ def test_batches_are_arranged_alike_by_any_look_ahead(name: str) -> None:
 @pytest.mark.parametrize("size", ["1%", "10%"])
 def test_inputs_are_dropped_alike_with_few_rows_on_the_device(size: str) -> None:
     batches = list(hot_batches(80))
-    skip = SkipConfig.model_validate({"rule": ARRANGING["predicted"][0]} | WATCH)
+    skip = SkipConfig.model_validate({"rule": ARRANGING["predicted"][0]} | HOT_SOON)
     _, expected = train(KEYED, batches, FAST, 0, policy=LRU, skip=skip)
     for depth in (0, 1, 4, 8):
         tier = TierConfig(device_rows=size, device="cpu", poison=True)

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from support.builders import FEW_ROWS, WATCH_EARLY, skewed_batches
+from support.builders import FEW_ROWS, HOT_EARLY, skewed_batches
 
 from adaptive import Adagrad, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.errors import PolicyError
@@ -20,7 +20,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "predicted, behind a window": ("scratchpipe", {"window": 3}, "predicted+warmup=8"),
     "hotline": ("hotline", {"learn": 4}, None),
 }
-WATCHING = ("defer", "skips")  # cases whose rule watches rows, so that sizes have the delay of feedback
+WITH_RULES = ("defer", "skips")  # with a hot set, so that sizes have the delay of feedback
 
 
 def told(name: str, depth: int) -> list[Any]:
@@ -28,7 +28,7 @@ def told(name: str, depth: int) -> list[Any]:
     updates."""
     policy, options, rule = CASES[name]
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
-    skip = None if rule is None else WATCH_EARLY.model_copy(update={"rule": rule})
+    skip = None if rule is None else HOT_EARLY.model_copy(update={"rule": rule})
     embeddings = TieredEmbeddingBag(
         [table],
         TierConfig(device_rows="60%"),
@@ -40,9 +40,9 @@ def told(name: str, depth: int) -> list[Any]:
     for planned in embeddings.look_ahead(islice(skewed_batches(), BATCHES), depth=depth):
         if planned.number:
             one = embeddings.statistics.take()
-            rows = (*one.watched_rows, *one.saturated_rows)
+            rows = (*one.hot_rows, *one.saturated_rows)
             norms = one.update_norm_counts.tolist(), one.update_norm_sum
-            sizes = norms if name in WATCHING else ()  # else depth is their delay
+            sizes = norms if name in WITH_RULES else ()  # else depth is their delay
             found.append((*map(int, rows), dict(one.policy), *sizes))
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()

@@ -155,21 +155,21 @@ def test_batches_without_backward_can_be_gone_on_from() -> None:
     for _ in saved.look_ahead(BATCHES):
         pass
     arrays = saved.rows.state_arrays()
-    assert len(arrays["rows0.watched.row"]) and np.isnan(arrays["rows0.watched.size"]).all()
+    assert len(arrays["rows0.hot.row"]) and np.isnan(arrays["rows0.hot.size"]).all()
     again.rows.load_state_arrays(arrays)
     assert_same(again.rows.state_arrays(), arrays)
 
 
-def test_what_is_watched_and_waits_is_saved() -> None:
+def test_hot_rows_and_deferred_updates_are_saved() -> None:
     """Or else the test above would show nothing."""
     arrays = trained()[0].rows.state_arrays()
-    for group in ("rows0.watched.", "rows1.watched."):
+    for group in ("rows0.hot.", "rows1.hot."):
         waiting = np.searchsorted(arrays[group + "row"], arrays[group + "summed"])
         assert len(waiting) > 2 and arrays[group + "deferred"][waiting].min() > 0
         assert (arrays[group + "answer"] == 0).any() and np.isfinite(arrays[group + "size"]).any()
         rows = arrays[group + "row"][waiting]
-        settled = arrays[group.replace("watched.", "weights")][
-            np.searchsorted(arrays[group.replace("watched.", "changed")], rows)
+        settled = arrays[group.replace("hot.", "weights")][
+            np.searchsorted(arrays[group.replace("hot.", "changed")], rows)
         ]
         assert (settled != arrays[group + "raw_values"]).any(axis=1).all()
 
@@ -180,37 +180,37 @@ def test_tables_without_skip_load_values_with_their_sums() -> None:
     plain.rows.load_state_arrays(embeddings.rows.state_arrays())
     for table in TABLES:
         np.testing.assert_array_equal(plain.rows.table_weights(table.name), embeddings.rows.table_weights(table.name))
-    assert not [name for name in plain.rows.state_arrays() if "watched" in name]
+    assert not [name for name in plain.rows.state_arrays() if ".hot." in name]
 
 
 @pytest.mark.parametrize(("policy", "skip"), [(Freeze, SKIP), (Both, SKIP.model_copy(update={"interval": 5}))])
-def test_tables_that_watch_otherwise_begin_to_watch_anew(policy: type[Policy], skip: SkipConfig) -> None:
+def test_tables_with_another_hot_set_begin_with_an_empty_one(policy: type[Policy], skip: SkipConfig) -> None:
     embeddings, _ = trained()
     other = build(policy, skip=skip)
     other.rows.load_state_arrays(embeddings.rows.state_arrays())
     for table in TABLES:
         np.testing.assert_array_equal(other.rows.table_weights(table.name), embeddings.rows.table_weights(table.name))
     arrays = other.rows.state_arrays()
-    assert len(arrays["rows0.watched.row"]) == 0 and other.statistics.take().saturated_rows.tolist() == [0, 0]
+    assert len(arrays["rows0.hot.row"]) == 0 and other.statistics.take().saturated_rows.tolist() == [0, 0]
 
 
-def test_what_was_watched_before_is_forgotten() -> None:
+def test_hot_rows_of_before_are_forgotten() -> None:
     saved = trained(8)[0].rows.state_arrays()
     embeddings, _ = trained()
     embeddings.rows.load_state_arrays(saved)
     assert_same(embeddings.rows.state_arrays(), saved)
-    watched = [len(saved[f"rows{group}.watched.row"]) for group in (0, 1)]
-    assert embeddings.statistics.take().watched_rows.tolist() == watched and sum(watched) > 0
+    num_hot = [len(saved[f"rows{group}.hot.row"]) for group in (0, 1)]
+    assert embeddings.statistics.take().hot_rows.tolist() == num_hot and sum(num_hot) > 0
 
 
 def test_while_a_look_ahead_runs_only_values_are_saved() -> None:
-    """The books of watched rows are ahead of the training then."""
+    """The books of hot rows are ahead of the training then."""
     embeddings, trainee = build(), Trainee(TABLES)
     for planned in embeddings.look_ahead(BATCHES, depth=2):
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()
         if planned.number == 20:
-            assert not [name for name in embeddings.rows.state_arrays() if "watched" in name]
+            assert not [name for name in embeddings.rows.state_arrays() if ".hot." in name]
 
 
 def test_a_look_ahead_that_was_left_early_can_be_gone_on_from() -> None:
@@ -256,14 +256,14 @@ WRONG_ARRAYS: list[tuple[str, Any, str]] = [
     ("rows1.table_keys", lambda keys: keys + np.uint64(1), "a checkpoint of another seed"),
     ("rows0.state", lambda state: state[:, :1], "rows0.state: expected float32"),
     ("rows0.weights", lambda weights: weights.astype(np.float64), "rows0.weights: expected float32"),
-    ("rows0.watched.row", lambda rows: rows + 100, "of ascending rows up to 11"),
-    ("rows0.watched.row", lambda rows: rows * 0, "of ascending rows up to 11"),
-    ("rows0.watched.summed", lambda rows: rows + 100, "summed: .*of ascending rows"),
-    ("rows0.watched.sums", lambda sums: sums[:, :2], r"watched.sums: expected float32 \(\d+, 4\)"),
-    ("rows0.watched.deferred", lambda waiting: waiting[1:], r"watched.deferred: expected uint8 \(\d+,\)"),
-    ("rows0.watched.size", lambda values: values.astype(np.float64), "watched.size: expected float32"),
-    ("rows0.watched.squares", lambda squares: squares[:, :0], "watched.squares: expected float32"),
-    ("rows0.watched.interval", lambda one: one.astype(np.float64), "expected int64"),
+    ("rows0.hot.row", lambda rows: rows + 100, "of ascending rows up to 11"),
+    ("rows0.hot.row", lambda rows: rows * 0, "of ascending rows up to 11"),
+    ("rows0.hot.summed", lambda rows: rows + 100, "summed: .*of ascending rows"),
+    ("rows0.hot.sums", lambda sums: sums[:, :2], r"hot.sums: expected float32 \(\d+, 4\)"),
+    ("rows0.hot.deferred", lambda waiting: waiting[1:], r"hot.deferred: expected uint8 \(\d+,\)"),
+    ("rows0.hot.size", lambda values: values.astype(np.float64), "hot.size: expected float32"),
+    ("rows0.hot.squares", lambda squares: squares[:, :0], "hot.squares: expected float32"),
+    ("rows0.hot.interval", lambda one: one.astype(np.float64), "expected int64"),
 ]
 
 
@@ -371,7 +371,7 @@ def test_unchanged_rows_begin_as_a_larger_table_does(rows: str) -> None:
     np.testing.assert_array_equal(larger.rows.table_weights("t")[1:], new.rows.table_weights("t")[1:])
 
 
-def test_more_watched_rows_than_there_is_room_for() -> None:
+def test_more_hot_rows_than_there_is_room_for() -> None:
     embeddings, _ = trained()
     small = build(skip=SKIP.model_copy(update={"hot_rows": "5"}))
     with pytest.raises(CheckpointError, match=r"skip.hot_rows: expected room for .* rows of width 4, got .* Set it"):

@@ -47,7 +47,7 @@ def test_a_host_tier_in_files_takes_them(tmp_path: Path) -> None:
     with TieredEmbeddingBag(TABLES, tier, optimizer=OPTIMIZERS[1]) as second:
         second.rows.load_state_arrays(files)
         expected = first.rows.state_arrays()  # its policy reads update norms, the default policy reads none
-        names = {name for name in expected if "watched" not in name and not name.endswith("update_norm")}
+        names = {name for name in expected if ".hot." not in name and not name.endswith("update_norm")}
         assert_same(second.rows.state_arrays(), {name: expected[name] for name in names})
 
 

@@ -1,4 +1,4 @@
-"""`HotSet`: who is watched, update sizes and answers. Rows are looked up by batches 0, 1, 2, ..."""
+"""`HotSet`: who is hot, update sizes and answers. Rows are looked up by batches 0, 1, 2, ..."""
 
 import numpy as np
 from hypothesis import given
@@ -11,11 +11,11 @@ from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.plan import Feedback
 
 
-def admit(hot: HotSet, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> hot_set.WatchedRows:
+def admit(hot: HotSet, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> hot_set.HotRows:
     return hot.admit(rows, seen, hot.row_entries[rows], np.empty(len(rows), np.int32))
 
 
-def watched(*rows: int, capacity: int = 6) -> HotSet:
+def made(*rows: int, capacity: int = 6) -> HotSet:
     hot = HotSet(capacity, SkipConfig(min_accesses=1), 50)
     admit(hot, np.array(rows), np.ones(len(rows), np.uint32))
     return hot
@@ -29,14 +29,14 @@ def learn(
 
 
 def test_a_new_row_is_updated_at_every_visit_and_has_no_size() -> None:
-    hot = watched(7, 3)
+    hot = made(7, 3)
     assert np.isnan(hot.sizes[:2]).all() and hot.answers[:2].tolist() == [1, 1]
     assert not hot.is_saturated(slice(0, 2)).any()
 
 
-def test_sizes_follow_updates_of_watched_rows() -> None:
-    """The first size is taken over, of later ones an eighth. Row 9 is not watched."""
-    hot = watched(7, 3)
+def test_sizes_follow_updates_of_hot_rows() -> None:
+    """The first size is taken over, of later ones an eighth. Row 9 is not hot."""
+    hot = made(7, 3)
     learn(hot, [3, 7, 9], [1, 2, 5], [4, 4, 1])
     assert hot.sizes[:2].tolist() == [0.5, 0.25]
     learn(hot, [7], [4], [2])
@@ -45,7 +45,7 @@ def test_sizes_follow_updates_of_watched_rows() -> None:
 
 def test_a_sum_counts_as_its_visits() -> None:
     """An update with 4 gradients that moves the row by its length: half of that for each visit, four times."""
-    hot = watched(7, 3)
+    hot = made(7, 3)
     learn(hot, [3, 7], [0.25, 2], [1, 2], applied=(4,))
     assert hot.sizes[:2].tolist() == [0.5, 0.25]
     learn(hot, [3], [0], [1], applied=(2,))
@@ -53,7 +53,7 @@ def test_a_sum_counts_as_its_visits() -> None:
 
 
 def test_a_row_that_does_not_move_is_saturated_and_one_of_zeros_is_not() -> None:
-    hot = watched(7, 3, 5)
+    hot = made(7, 3, 5)
     learn(hot, [7, 3, 5], [0, 1, 0.049], [0, 0, 1])
     assert hot.is_saturated(np.arange(3)).tolist() == [True, False, True]
     learn(hot, [7], [1], [1])
@@ -61,7 +61,7 @@ def test_a_row_that_does_not_move_is_saturated_and_one_of_zeros_is_not() -> None
 
 
 def test_a_restored_set_goes_on_as_the_saved_one() -> None:
-    saved = watched(7, 3, 40)
+    saved = made(7, 3, 40)
     learn(saved, [7, 3], [1, 2], [4, 4])
     saved.answers[:3], saved.deferred[:3], saved.saturated[:3] = [1, 4, 0], [0, 2, 0], [True, False, True]
     restored = HotSet(6, SkipConfig(min_accesses=1), 50)

@@ -146,7 +146,7 @@ def test_what_goes_wrong_is_raised_in_its_turn() -> None:
         next(coming)
 
 
-class _Watched(Iterator[Batch]):
+class _Counted(Iterator[Batch]):
     """Batches, and how many have been read."""
 
     def __init__(self, num_batches: int) -> None:
@@ -168,7 +168,7 @@ class Regroups(LRU, InputPolicy):
 
 def most_read(policy: type[Policy], threads: int, depth: int) -> int:
     """Batches that have been read when the first is being trained and nothing goes on."""
-    source = _Watched(20)
+    source = _Counted(20)
     with one_table(100, "90", policy=policy, plan_threads=threads) as embeddings:
         coming = embeddings.look_ahead(source, depth=depth)
         wait_for_look_ahead(embeddings, next(coming), depth, 20)

@@ -85,13 +85,13 @@ def test_a_message_names_policy_method_batch_and_row() -> None:
     )
 
 
-def test_rows_are_watched_if_a_rule_may_skip_or_defer_updates() -> None:
+def test_there_is_a_hot_set_if_a_rule_may_skip_or_defer_updates() -> None:
     policy = LRU()
-    for rule, watches, defers in [
+    for rule, skips, defers in [
         (None, False, False), (LeaveOut(everything), True, False), (Waits(most=3), True, True), (Drop(), False, False),
     ]:  # fmt: skip
         policy.rule = rule
-        assert (PolicyCaller(policy).skips, PolicyCaller(policy).defers) == (watches, defers)
+        assert (PolicyCaller(policy).skips, PolicyCaller(policy).defers) == (skips, defers)
 
 
 def test_an_error_of_another_kind_is_the_policys() -> None:
@@ -195,32 +195,32 @@ def test_samples_are_not_left_out_without_a_word(
 
 
 class NeverTwice(LRU):
-    """A policy whose scores are asked for, and a rule with the same watch: no call begins before the latest ends."""
+    """A policy whose scores are asked for, and a rule with the same check: no call begins before the latest ends."""
 
     order = ()
 
     def __init__(self) -> None:
         self.calls, self.most = 0, 0
-        self.rule = WatchedDrop(self)
+        self.rule = AlsoDrops(self)
 
-    def watch(self) -> None:
+    def check(self) -> None:
         self.calls += 1
         self.most = max(self.most, self.calls)
         time.sleep(0.001)
         self.calls -= 1
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
-        self.watch()
+        self.check()
         return rows.last_access
 
 
-class WatchedDrop(Drop):
+class AlsoDrops(Drop):
     def __init__(self, policy: NeverTwice) -> None:
         super().__init__(share=0.5)
         self._policy = policy
 
     def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        self._policy.watch()
+        self._policy.check()
         return super().keep(batch, rows)
 
 

@@ -14,7 +14,7 @@ from adaptive.embeddings.planning.sizing import (
     reserve_bytes,
     row_bytes,
     shared_by_need,
-    watched_bytes,
+    sums_bytes,
 )
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -205,13 +205,13 @@ def test_the_reserve() -> None:
     assert chosen(BIG, room=10 * GIB, reserve="0").slots == (10 * GIB // 256,)
 
 
-def test_bytes_of_watched_rows() -> None:
+def test_bytes_of_sums() -> None:
     groups, skip = make_groups([NARROW, WIDE], 0), SkipConfig(hot_rows="10%")
     row = 4 * (100 * 4 + 50 * 16)
-    assert watched_bytes(groups, skip, SGD()) == row
-    assert watched_bytes(groups, skip, Adam()) == 2 * row + 4 * (100 + 50), "and a count"
-    assert watched_bytes(groups, skip, Adagrad()) == 2 * row, "as many squares as sums"
-    assert watched_bytes(groups, skip, RowwiseAdagrad()) == row + 4 * (100 + 50)
+    assert sums_bytes(groups, skip, SGD()) == row
+    assert sums_bytes(groups, skip, Adam()) == 2 * row + 4 * (100 + 50), "and a count"
+    assert sums_bytes(groups, skip, Adagrad()) == 2 * row, "as many squares as sums"
+    assert sums_bytes(groups, skip, RowwiseAdagrad()) == row + 4 * (100 + 50)
 
 
 # --- sharing by need -----------------------------------------------------------------------------------------------

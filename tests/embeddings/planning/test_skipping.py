@@ -87,30 +87,30 @@ def run(
     return trained, embeddings.statistics.take().counts
 
 
-def rows_watched(batches: Sequence[Batch], skip: SkipConfig) -> list[Skipped]:
+def hot_rows_of(batches: Sequence[Batch], skip: SkipConfig) -> list[Skipped]:
     """Before each batch: the rows looked up often enough by all batches before it."""
     counts: dict[tuple[str, int], int] = {}
-    watched: list[Skipped] = []
+    hot: list[Skipped] = []
     for batch in batches:
-        watched.append({row for row, count in counts.items() if count >= skip.min_accesses})
+        hot.append({row for row, count in counts.items() if count >= skip.min_accesses})
         for feature, name in enumerate(("a", "a", "b")):
             spans = reference.bag_spans(batch, feature)
             for row in batch.ids[spans[0][0] : spans[-1][1]].tolist():
                 counts[name, row] = counts.get((name, row), 0) + 1
-    return watched
+    return hot
 
 
 @pytest.mark.parametrize("policy", [EvenRows, EvenRowsOnHost])
 @pytest.mark.parametrize("depth", [0, 3])
 def test_exactly_the_rows_that_a_rule_names_are_skipped(policy: type[Policy], depth: int) -> None:
     trained, _ = run(policy, depth=depth, device_rows="85%")
-    watched = rows_watched(BATCHES, SKIP)
+    hot = hot_rows_of(BATCHES, SKIP)
     expected = []
     for number, batch in enumerate(BATCHES):
         asked = number - number % SKIP.interval
         here = {(name, row) for name, rows in table_rows(TABLES, batch).items() for row in rows}
         # Rows are numbered through: table b starts at 12, so its even ids are even rows, too.
-        expected.append({(name, row) for name, row in watched[asked] & here if row % 2 == 0} if asked else set())
+        expected.append({(name, row) for name, row in hot[asked] & here if row % 2 == 0} if asked else set())
     assert trained.skipped == expected
     assert sum(map(len, expected)) > 50
 
@@ -234,7 +234,7 @@ def sizes_slowly(batches: Sequence[Batch], tables: list[NDArray[np.float32]], sk
     tables: before each batch, and at the end.
     """
     accesses: dict[int, int] = {}
-    sizes: dict[int, np.float32] = {}  # of watched rows
+    sizes: dict[int, np.float32] = {}  # of hot rows
     skipped: set[int] = set()
     updates: list[list[int]] = []
     questions = []
@@ -277,7 +277,7 @@ def test_sizes_are_those_of_the_slow_twin(delay: int) -> None:
     assert any(size > 0 for told in expected for size in told.rows.values())
 
 
-def test_loading_forgets_who_was_watched() -> None:
+def test_loading_empties_the_hot_set() -> None:
     """Verdicts, snapshots and counts belong to the rows that were there; with others loaded, training starts anew."""
     skip = SkipConfig(interval=1, hot_rows="100%", min_accesses=2, feedback_delay=0)
     used, fresh = (one_table(policy=EverybodyRests, skip=skip) for _ in range(2))
@@ -299,10 +299,10 @@ def test_a_checkpoint_keeps_the_counts_of_the_latest_call() -> None:
     hot.sizes[0] = 0.01
     assert whole.statistics.take().saturated_rows.tolist() == [0]
     hot.saturated[0] = True
-    skipper_of(whole).count_watched()
+    skipper_of(whole).count_hot_rows()
     resumed.rows.load_state_arrays({name: array.copy() for name, array in whole.rows.state_arrays().items()})
     statistics = resumed.statistics.take()
-    assert (statistics.watched_rows.tolist(), statistics.saturated_rows.tolist()) == ([1], [1])
+    assert (statistics.hot_rows.tolist(), statistics.saturated_rows.tolist()) == ([1], [1])
 
 
 # --- a row that stops moving, and moves again ------------------------------------------------------------------------
@@ -327,9 +327,9 @@ def states_of_rows(optimizer: RowOptimizer, depth: int) -> list[tuple[list[int],
     states = []
     for planned in embeddings.look_ahead([Batch.of(t=[1, 2], labels=[0, 0])] * 120, depth=depth):
         plan = planned.works[0].plan
-        assert plan is not None and plan.watched is not None
+        assert plan is not None and plan.hot_counts is not None
         waits = [] if plan.deferred is None else np.delete(plan.deferred.summed, plan.deferred.applied)
-        states.append((plan.row_updates.rows[np.asarray(waits, int)].tolist(), int(plan.watched.saturated.sum())))
+        states.append((plan.row_updates.rows[np.asarray(waits, int)].tolist(), int(plan.hot_counts.saturated.sum())))
         factors = torch.tensor(gradients(planned.number))[:, None]
         (embeddings(planned)["t"] * factors).sum().backward()
         embeddings.step()

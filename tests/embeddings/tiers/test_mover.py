@@ -58,20 +58,20 @@ REDUNDANT = {  # with the reason
     (
         "await_trained",
         "Mover.rest",
-        "stop_watching",
+        "drop_hot_rows",
         "_release",
     ): "feedback has been taken in, which ends each training",
     (
         "await_copies",
         "Mover.finish_copies",
         "Pipeline.finish_copies",
-        "stop_watching",
+        "drop_hot_rows",
     ): "the same, and training waits for the copies of its batch",
 }
 
 
 @contextmanager
-def watched_waits(met: Callable[[Site], bool]) -> Iterator[None]:
+def observed_waits(met: Callable[[Site], bool]) -> Iterator[None]:
     """Leave out waits for which `met` returns False."""
     waits = {name: wait for name, wait in vars(Mover).items() if name.startswith("await_")}
 
@@ -109,14 +109,14 @@ def all_sites(cases: list[Case]) -> dict[Site, set[Case]]:
             sites.setdefault(site, set()).add(case)
             return True
 
-        with watched_waits(met):
+        with observed_waits(met):
             check(case, 0)
     return {site: cases for site, cases in sites.items() if "Run.assert" not in site[-1]}
 
 
 def is_missed(left_out: Site, cases: set[Case]) -> bool:
     """True if some seed shows that this wait is missing."""
-    with watched_waits(lambda site: site != left_out):
+    with observed_waits(lambda site: site != left_out):
         for seed in range(30):
             for case in (case for case in CASES if case in cases):
                 try:
@@ -168,7 +168,7 @@ def test_slots_and_sums_exist_before_another_stream_uses_them() -> None:
         embeddings = Case(way="direct", device_rows="60%").build()
         assert not simulation.copying._queue and not simulation.compute._queue
         for tiered in embeddings.runtime.pipeline.tiered_groups:
-            for change in (lambda d: d.resize(3), lambda d: d.watch(5)):
+            for change in (lambda d: d.resize(3), lambda d: d.begin_sums(5)):
                 before = simulation.settled
                 change(tiered.device)
                 assert simulation.settled > before and not simulation.compute._queue

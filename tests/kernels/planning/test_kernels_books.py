@@ -49,13 +49,13 @@ def counted(tally: Int64s) -> dict[str, list[int]]:
 
 
 def blank(size: int) -> books.Entered:
-    """Memory for what is found about so many rows, none of which is watched or written yet."""
+    """Memory for what is found about so many rows, none of which is hot or written yet."""
     locations, missing = np.full((2, size), 9)
     undo, row_entries, entries = np.full((3, size), 9, np.int32)
     return books.Entered(locations, missing, undo, row_entries, np.full(size, 9, np.uint32), entries)
 
 
-def unwatched(size: int) -> books.Entered:
+def cold(size: int) -> books.Entered:
     return blank(size)._replace(row_entries=i32(), seen=np.zeros(0, np.uint32), entries=i32())
 
 
@@ -172,7 +172,7 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
         distinct = Distinct(rows, i32(*[2] * 15), i32(), ints(15))
         evicted = np.sort(rng.permutation(num_rows)[:5])
         for slots in tables:
-            entered = unwatched(15)
+            entered = cold(15)
             locations, missing = entered.locations, entered.missing
             count = slots.enter(distinct, batch, mark, entered, new_tally(1))
             if batch == 4:
@@ -204,7 +204,7 @@ def test_slots_of_all_rows_know_the_same(seed: int, marks: bool) -> None:
 def test_a_batch_that_enters_again_marks_its_slots() -> None:
     """Flags are read while the batch is in the books, and its slot is cleaned after it has left them."""
     slots, distinct = SlotTable(2, ints(0, 3), Tracker(3)), Distinct(ints(1), i32(1), i32(), ints(1))
-    entered = unwatched(1)
+    entered = cold(1)
     locations = entered.locations
     slots.enter(distinct, 0, DIRTY, entered, new_tally(1))
     slots.take(ints(0), distinct, locations, 0, 0, new_tally(1))
@@ -451,7 +451,7 @@ def test_threads_that_share_a_batch_plan_the_same(
         for batch, rows in enumerate(batches):
             counts = np.arange(1, len(rows) + 1, dtype=np.int32)
             distinct = Distinct(rows, counts, np.zeros(0, np.int32), np.searchsorted(rows, starts[1:]))
-            entered, tally = unwatched(len(rows)), new_tally(4)
+            entered, tally = cold(len(rows)), new_tally(4)
             locations, missing = entered.locations, entered.missing
             count = slots.enter(distinct, batch, DIRTY, entered, tally)
             taken = missing[: min(count, slots.num_free)]

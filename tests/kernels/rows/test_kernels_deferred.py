@@ -21,7 +21,7 @@ NOTHING = np.zeros(0, np.float32)
 DIMS = st.sampled_from([1, 3, 16, 17, 40])
 
 
-class Watched(TwoTiers):
+class Summed(TwoTiers):
     """Each row has an entry: entry e is slot e, or host row e - num_slots."""
 
     def __post_init__(self) -> None:
@@ -78,13 +78,13 @@ class Watched(TwoTiers):
         )
 
 
-def one_row(optimizer: RowOptimizer, dim: int, weight: float) -> Watched:
-    rows = Watched(optimizer, dim, num_slots=1, num_host=0)
+def one_row(optimizer: RowOptimizer, dim: int, weight: float) -> Summed:
+    rows = Summed(optimizer, dim, num_slots=1, num_host=0)
     rows.device[:] = weight
     return rows
 
 
-def visit(choose: Choose, rows: Watched, gradient: Sequence[float], *, applied: bool) -> Floats:
+def visit(choose: Choose, rows: Summed, gradient: Sequence[float], *, applied: bool) -> Floats:
     """One lookup of the only row."""
     return rows.defer(choose, [0], [0, 1], [0], [], floats(gradient), [APPLY if applied else DEFER])
 
@@ -206,7 +206,7 @@ def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) ->
 def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOptimizer, dim: int, seed: int) -> None:
     """Bit for bit, three times in a row; some rows with many lookups."""
     rng = np.random.default_rng(seed)
-    summed, plain = Watched(optimizer, dim), Watched(optimizer, dim)
+    summed, plain = Summed(optimizer, dim), Summed(optimizer, dim)
     for _ in range(3):
         entries = rng.permutation(summed.num)[:5]
         segments = np.concatenate([[0], np.cumsum(rng.choice([1, 2, 40], 5))])
@@ -224,7 +224,7 @@ def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOp
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[dict[str, Any]]]:
-    """(width, arguments of `Watched.defer` for each batch)"""
+    """(width, arguments of `Summed.defer` for each batch)"""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dim, scaled = draw(DIMS), draw(st.booleans())
     history = []
@@ -252,7 +252,7 @@ def test_defer_equals_its_twin_for_any_number_of_chunks(
     choose: Choose, optimizer: RowOptimizer, case: tuple[int, list[dict[str, Any]]], num_chunks: int
 ) -> None:
     dim, history = case
-    rows, twin = Watched(optimizer, dim), Watched(optimizer, dim)
+    rows, twin = Summed(optimizer, dim), Summed(optimizer, dim)
     for batch in history:
         norms = rows.defer(choose, **batch, num_chunks=num_chunks)
         np.testing.assert_array_equal(norms, twin.defer_slowly(**batch))
@@ -266,7 +266,7 @@ def test_defer_equals_its_twin_for_any_number_of_chunks(
 @pytest.mark.parametrize("tier", [0, -1])
 def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimizer, num_chunks: int, tier: int) -> None:
     """Some rows of a tier."""
-    rows, twin = Watched(optimizer, 5), Watched(optimizer, 5)
+    rows, twin = Summed(optimizer, 5), Summed(optimizer, 5)
     gradients, entries = rows.values(7), np.array([2, 0, 1] if tier == 0 else [6, 3, 5])
     rows.defer(choose, np.arange(7), np.arange(8), np.arange(7), [], gradients, [DEFER] * 7)
     twin.defer_slowly(np.arange(7), np.arange(8), np.arange(7), [], gradients, [DEFER] * 7)
@@ -283,7 +283,7 @@ def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimize
 @both
 @every_optimizer
 def test_accumulate_touches_only_its_range(choose: Choose, optimizer: RowOptimizer) -> None:
-    rows = Watched(optimizer, 3)
+    rows = Summed(optimizer, 3)
     gradients = rows.values(4)
     arguments = np.arange(1, 5), np.arange(5), np.arange(4, dtype=np.int32), NOTHING, gradients
     choose(accumulate)(1, 3, arguments, (rows.sums, rows.squares, rows.pending), np.empty((1, 3), np.float32))
@@ -297,7 +297,7 @@ def test_threads_share_sums_and_give_the_same_bits(optimizer: RowOptimizer) -> N
     """Enough rows that chunks really run at once, in both tiers; half of the rows with a sum are applied."""
     rng = np.random.default_rng(1)
     alone, shared = (
-        Watched(optimizer, 17, num_slots=3000, num_host=3000, rng=np.random.default_rng(3)) for _ in range(2)
+        Summed(optimizer, 17, num_slots=3000, num_host=3000, rng=np.random.default_rng(3)) for _ in range(2)
     )
     for _ in range(2):
         segments = np.concatenate([[0], np.cumsum(rng.geometric(0.3, alone.num))])

@@ -294,7 +294,7 @@ def test_the_interval_is_students_t_of_differences() -> None:
             "unskipped",
             "skips nothing, but trains other",
         ),
-        (outcome("s", 0, 0.7, watched_rows=9), "unskipped", "its rule skipped nothing in 4 steps"),
+        (outcome("s", 0, 0.7, hot_rows=9), "unskipped", "its rule skipped nothing in 4 steps"),
     ],
 )
 def test_verdicts_of_one_seed(other: Outcome, verdict: str, reason: str) -> None:

@@ -148,7 +148,7 @@ def test_these_policies_do_here_what_they_are_for(tmp_path: Path, policy: str) -
     saved = load_checkpoint(tmp_path / "run/weights")
     if policy == "defer":
         assert numbers(tmp_path / "run")["summary"][5] > 0.05
-        assert saved.rows["rows0.watched.waiting"].sum() > 5
+        assert saved.rows["rows0.hot.deferred"].sum() > 5
     elif policy in ("predicted", "random_drop"):
         assert numbers(tmp_path / "run")["summary"][8] > 0.02
     else:

@@ -71,7 +71,7 @@ def test_summary_of_two_intervals():
         "bytes_d2h": 2048,
         "admitted_rows": 40,
         "evicted_rows": 20,
-        "watched_rows": 0,
+        "hot_rows": 0,
         "saturated_rows": 0,
         "saturated_row_share": None,
         "skipped_update_share": 0.0,
@@ -201,7 +201,7 @@ def short(*records, **more):
 
 def test_the_text_of_a_run_is_short():
     """Everything else is in the details."""
-    waits = replace(SITE, watched_rows=40, saturated_rows=30, skipped_updates=60, deferred_updates=60)
+    waits = replace(SITE, hot_rows=40, saturated_rows=30, skipped_updates=60, deferred_updates=60)
     tables = {"site": waits, "user": USER}
     later = interval(30, tables=tables, samples_read=4000, samples_per_s=2000.0)
     text = short(interval(10), interval(20), later, skipped_input_share=0.25, compile_s=11.2)

@@ -36,7 +36,7 @@ COUNTS = TableCounts(
     written_back=19,
     bytes_h2d=2900,
     bytes_d2h=1900,
-    watched_rows=8,
+    hot_rows=8,
     saturated_rows=3,
     skipped_updates=10,
     deferred_updates=4,
@@ -56,7 +56,7 @@ TIER_TAGS = {
     "3_tiers/kib_to_host_per_step": 190 / 1024,
 }
 SKIPPING_TAGS = {
-    "4_skipping/watched_rows": 8,
+    "4_skipping/hot_rows": 8,
     "4_skipping/saturated_rows": 3,
     "4_skipping/saturated_row_share": 0.375,
     "4_skipping/skipped_update_share": 0.25,
@@ -139,8 +139,8 @@ def test_counts_are_per_step(tmp_path):
 
 
 def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
-    """After the first watched or skipped row its numbers are always shown."""
-    plain = replace(COUNTS, watched_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
+    """After the first hot or skipped row its numbers are always shown."""
+    plain = replace(COUNTS, hot_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
     view = TensorBoardView(tmp_path, ["site"])
     view.write(interval(10, tables={"site": plain}))
     assert not [tag for tag in latest(tmp_path) if "skip" in tag or "satur" in tag]
@@ -174,7 +174,7 @@ def page_of(directory):
 
 def test_charts_of_skipping_come_with_the_first_skipping(tmp_path):
     """They would be empty before; a resumed run has them if it has skipped before."""
-    plain = replace(COUNTS, watched_rows=0, saturated_rows=0, skipped_updates=0)
+    plain = replace(COUNTS, hot_rows=0, saturated_rows=0, skipped_updates=0)
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     view = TensorBoardView(tmp_path / "view", ["site"])
     for record in (interval(10, tables={"site": plain}), interval(20, wall_time=1e9), interval(30)):

@@ -61,7 +61,7 @@ def test_rows_by_table(tmp_path: Path) -> None:
         "is_whole": False,
         "rows": 1000,
         "resident": [10, 20, 30],
-        "watched": [20, 20, 20],
+        "hot": [20, 20, 20],
         "saturated": [1, 2, 3],
     }
     whole, first, second = found["tables"]
@@ -72,7 +72,7 @@ def test_rows_by_table(tmp_path: Path) -> None:
     assert first == {**user, "admitted": [0.7, 1.4, 2.1], "evicted": [0.3, 0.6, 0.9], **keys}
     assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
     assert whole["is_whole"] and whole["rows"] == first["rows"] + second["rows"]
-    for name in ("resident", "watched", "saturated", "admitted", "evicted"):
+    for name in ("resident", "hot", "saturated", "admitted", "evicted"):
         assert whole[name] == pytest.approx([a + b for a, b in zip(first[name], second[name], strict=True)])
 
 

@@ -6,8 +6,8 @@ initial values and the first optimizer state, which are stored and compared. Acc
 to the saved values, so the values can be used as they are.
 
 Values and state may be larger than memory: `save_blocks` leaves them to be read block by block while a checkpoint is
-written, and they are loaded block by block. `save_rows` has them in memory. Watched rows are saved by
-`adaptive.embeddings.engine.saving.watched`.
+written, and they are loaded block by block. `save_rows` has them in memory. Hot rows are saved by
+`adaptive.embeddings.engine.saving.saved_hot_rows`.
 """
 
 import logging
@@ -28,8 +28,8 @@ from adaptive.embeddings.engine.saving.saved_arrays import (
     expected_rows,
     expected_tables,
 )
+from adaptive.embeddings.engine.saving.saved_hot_rows import by_entry, check_hot_rows, load_hot_rows, save_hot_rows
 from adaptive.embeddings.engine.saving.saved_keys import check_keys, load_keys, save_keys
-from adaptive.embeddings.engine.saving.watched import by_entry, check_watched, load_watched, save_watched
 from adaptive.embeddings.engine.tiered_group import NORMS, TieredGroup
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes
@@ -47,7 +47,7 @@ def save_rows(pipeline: Pipeline) -> Arrays:
     """Return the arrays of all groups.
 
     Call it between two batches of a look-ahead, or without one. During a look-ahead, the arrays do not contain the
-    watched rows, because their records are ahead of training.
+    hot rows, because their records are ahead of training.
     """
     return {name: a.whole() if isinstance(a, Blocks) else a for name, a in save_blocks(pipeline).items()}
 
@@ -66,7 +66,7 @@ def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks]:
         for number, tiered in enumerate(pipeline.tiered_groups):
             saved |= _save_group(pipeline, tiered, f"rows{number}.")
             if not pipeline.running:
-                saved |= save_watched(pipeline, tiered, f"rows{number}.")
+                saved |= save_hot_rows(pipeline, tiered, f"rows{number}.")
     return saved
 
 
@@ -111,20 +111,20 @@ def load_rows(
     """Load the result of `save_rows` or `save_blocks`; see `RowStore.load_state_arrays`."""
     pipeline.refuse_while_running("load_state_arrays()")
     parts = _check_parts(pipeline, arrays, grow=grow)
-    watched = [check_watched(tiered, arrays, f"rows{n}.") for n, tiered in enumerate(pipeline.tiered_groups)]
+    hot_rows = [check_hot_rows(tiered, arrays, f"rows{n}.") for n, tiered in enumerate(pipeline.tiered_groups)]
     if grow:
-        for tiered, part, of_group in zip(pipeline.tiered_groups, parts, watched, strict=True):
+        for tiered, part, of_group in zip(pipeline.tiered_groups, parts, hot_rows, strict=True):
             part["has_changed"] = _has_changed(tiered, part)
             _renumber(tiered.group, part, of_group, last or {})
-    watched = list(map(by_entry, watched))
+    hot_rows = list(map(by_entry, hot_rows))
     # All checks are above: nothing has changed so far, and nothing below can be refused. Every row is replaced, so this
     # repairs tables that an exception has left half changed, also those that an interrupted load has.
     with pipeline.lock.held, pipeline.lock.changing("rows were loaded"):
         pipeline.notifier.restart()
-        for tiered, part, of_group in zip(pipeline.tiered_groups, parts, watched, strict=True):
+        for tiered, part, of_group in zip(pipeline.tiered_groups, parts, hot_rows, strict=True):
             _load_group(tiered, part)
             load_keys(tiered, part)
-            load_watched(tiered, of_group)
+            load_hot_rows(tiered, of_group)
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
         if "rate" in arrays:  # accumulated updates are applied with it before the next step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
@@ -159,12 +159,12 @@ def _has_changed(tiered: TieredGroup, part: GroupArrays) -> Bools:
     return np.concatenate(differs)
 
 
-def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[str, int]) -> None:
+def _renumber(group: Group, part: GroupArrays, hot_rows: Arrays, last: Mapping[str, int]) -> None:
     """Renumber rows of smaller tables in place; ids stay the same, except for `last` rows."""
     old, new = part["table_starts"], group.table_starts
     moved, more = new[:-1] - old[:-1], np.diff(new) - np.diff(old)
     tail = old[1:] - np.array([last.get(table.name, 0) for table in group.tables])
-    for arrays, name in ((part, "changed"), (part, "seen"), (watched, "row"), (watched, "summed")):
+    for arrays, name in ((part, "changed"), (part, "seen"), (hot_rows, "row"), (hot_rows, "summed")):
         if name in arrays:
             tables = np.searchsorted(old, arrays[name], side="right") - 1
             arrays[name] = arrays[name] + moved[tables] + np.where(arrays[name] >= tail[tables], more[tables], 0)
@@ -173,7 +173,7 @@ def _renumber(group: Group, part: GroupArrays, watched: Arrays, last: Mapping[st
 def _check_parts(
     pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored], *, grow: bool = False
 ) -> list[GroupArrays]:
-    """Check all arrays but those of watched rows; return them by group.
+    """Check all arrays but those of hot rows; return them by group.
 
     Raises:
         CheckpointError: if an array is missing or invalid.

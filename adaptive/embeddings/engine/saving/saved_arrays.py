@@ -3,7 +3,7 @@
 A load changes nothing unless all arrays of all groups pass, so the code that uses them afterwards
 (`adaptive.embeddings.engine.saving`) checks nothing. Numbers of rows are also checked, because kernels write there.
 
-Letters: D width, S state width, n rows with values, m rows with records, w watched rows, s sums of deferred updates.
+Letters: D width, S state width, n rows with values, m rows with records, w hot rows, s sums of deferred updates.
 """
 
 from collections.abc import Mapping
@@ -81,8 +81,8 @@ def expected_rows(tiered: TieredGroup, part: Mapping[str, Any]) -> dict[str, Exp
     return expected | ({NORMS: Expected(floats, (m,))} if NORMS in part else {})
 
 
-def expected_watched(tiered: TieredGroup, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:
-    """Return the arrays of a group's watched rows that `part` contains."""
+def expected_hot_rows(tiered: TieredGroup, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:
+    """Return the arrays of a group's hot rows that `part` contains."""
     w = _length(part["row"])
     width = tiered.host.weights.shape[1]
     expected = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}

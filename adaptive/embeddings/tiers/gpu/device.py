@@ -20,7 +20,7 @@ from torch import Tensor
 from adaptive.arrays import Floats, Int64s, Rows
 from adaptive.embeddings.planning.plan import GroupPlan, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.cpu_device import CpuRows
-from adaptive.embeddings.tiers.device import DeviceTier, InFlight, Send, WatchedValues
+from adaptive.embeddings.tiers.device import DeviceTier, HotSums, InFlight, Send
 from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling, DeviceSums, DeviceUpdates
 from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES, TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
 from adaptive.embeddings.tiers.gpu.link import ArrivingArray, ComputeLink
@@ -54,8 +54,8 @@ class TorchSums:
 
         Returns their positions (m,), sums (m, D) and squares (m, S).
         """
-        watched = np.flatnonzero(entries >= 0)
-        pending = watched[link.read(self.pending[:, None], entries[watched])[:, 0] > 0]
+        hot = np.flatnonzero(entries >= 0)
+        pending = hot[link.read(self.pending[:, None], entries[hot])[:, 0] > 0]
         return pending, link.read(self.sums, entries[pending]), link.read(self.squares, entries[pending])
 
     def restore(self, entries: Int64s, sums: Floats, squares: Floats) -> None:
@@ -308,20 +308,20 @@ class TorchDevice(DeviceTier):
 
     # --- the tier as a whole -------------------------------------------------------------------------------------
 
-    def watch(self, capacity: int) -> None:
+    def begin_sums(self, capacity: int) -> None:
         self._host_rows.measures_rows = True
         self._sums = TorchSums(capacity, self._widths[0], self.squares_width, self._mover.device)
         self._mover.settle()
 
-    def forget_watched(self) -> None:
+    def forget_sums(self) -> None:
         self._sums.pending.fill_(False)
         self._mover.settle()
 
-    def export_watched(self, num_entries: int) -> WatchedValues:
-        return WatchedValues(*self._sums.read(np.arange(min(num_entries, len(self._sums.sums))), self._link))
+    def export_sums(self, num_entries: int) -> HotSums:
+        return HotSums(*self._sums.read(np.arange(min(num_entries, len(self._sums.sums))), self._link))
 
-    def import_watched(self, values: WatchedValues) -> None:
-        self.forget_watched()
+    def import_sums(self, values: HotSums) -> None:
+        self.forget_sums()
         self._sums.restore(values.entries, values.sums, values.squares)
         self._mover.settle()
 

@@ -153,8 +153,8 @@ function showTip(table, place, event) {
     `in ${shown.host === 'file' ? 'files' : 'host memory'}    ${elsewhere}`,
     `admitted per step    ${count(table.admitted[place])}    since step ${count(from)}`,
     `evicted per step    ${count(table.evicted[place])}`,
-    ...(table.watched[place]
-      ? [`popular    ${count(table.watched[place])}`, `saturated    ${count(table.saturated[place])}`] : []),
+    ...(table.hot[place]
+      ? [`popular    ${count(table.hot[place])}`, `saturated    ${count(table.saturated[place])}`] : []),
     ...(table.live_keys[place] ? ['live_keys', 'admitted_keys', 'expired_keys', 'evicted_keys'] : []).map(
       key => `${key.replace('_', ' ')}${key === 'live_keys' ? '' : ' per step'}    ${count(table[key][place])}` +
         (key === 'live_keys' && table.rows ? ` (${(100 * table[key][place] / table.rows).toFixed(1)}%)` : '')),

@@ -55,7 +55,7 @@ def test_bytes_of_sums_count_their_squares(optimizer: RowOptimizer) -> None:
     embeddings = TieredEmbeddingBag(tables, TierConfig(device="cpu-torch", device_rows="10"), optimizer=optimizer)
     (tiered,) = embeddings.runtime.pipeline.tiered_groups
     assert tiered.device.num_bytes[2] == 0
-    tiered.device.watch(7)
+    tiered.device.begin_sums(7)
     assert tiered.device.num_bytes[2] == 7 * (4 * 4 + 4 * optimizer.squares_width(4) + 1)
 
 

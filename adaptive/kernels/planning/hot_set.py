@@ -1,8 +1,8 @@
-"""Books of watched rows: entries of the hot set, sizes of their updates, deferred updates.
+"""Books of hot rows: entries of the hot set, sizes of their updates, deferred updates.
 
-Letters: U distinct rows of a batch, n of them watched, T tables of the group, H entries of the hot set.
+Letters: U distinct rows of a batch, n of them hot, T tables of the group, H entries of the hot set.
 
-A batch's watched rows are given by their `places` (n,) int32 among its distinct rows, ascending, and their `entries`
+A batch's hot rows are given by their `places` (n,) int32 among its distinct rows, ascending, and their `entries`
 (n,) int32. Fates: see `books`. Arrays are columns of records, so that a row is found in one cache line and its record
 is in another.
 """
@@ -24,11 +24,11 @@ FOLLOWS = np.float32(0.125)  # share of a new update's size in the running mean
 
 @kernel()
 def find_entries(rows, seen, min_accesses, row_entries, entry_rows, num_entries, places, entries):
-    """List the watched rows among a batch's distinct rows; enter rows with enough lookups.
+    """List the hot rows among a batch's distinct rows; enter rows with enough lookups.
 
     rows (U,) int64; seen (U,) uint32: lookups of each so far; entries (U,) int32: entry + 1 of each, 0 without one, as
-    in row_entries (rows of the group,) int32; entry_rows (H,) int64. Outputs: places (U,) int32 of the watched rows,
-    and, from the start of `entries`, their entries. Returns the numbers of entries and of watched rows.
+    in row_entries (rows of the group,) int32; entry_rows (H,) int64. Outputs: places (U,) int32 of the hot rows,
+    and, from the start of `entries`, their entries. Returns the numbers of entries and of hot rows.
     """
     num_often = count = 0
     for u in range(rows.size):  # apart from the next loop, because this is unpredictable
@@ -41,14 +41,14 @@ def find_entries(rows, seen, min_accesses, row_entries, entry_rows, num_entries,
             entry_rows[num_entries] = rows[at(u)]
             num_entries += 1
             entry = row_entries[rows[at(u)]] = num_entries
-        places[at(count)], entries[at(count)] = u, entry - 1  # if it is not watched, the next one replaces it
+        places[at(count)], entries[at(count)] = u, entry - 1  # if it is not hot, the next one replaces it
         count += entry > 0
     return num_entries, count
 
 
 @kernel()
 def learn_sizes(rows, norms, applied_visits, row_entries, sizes):
-    """Let the running means of watched rows' update sizes follow the updates of a trained batch.
+    """Let the running means of hot rows' update sizes follow the updates of a trained batch.
 
     rows (n,) int64 that were updated, the last k of them with the sum of applied_visits (k,) int32 gradients; norms (2,
     n) float32 of each update and of the row before it; row_entries as in `find_entries`. sizes (H,) float32, NaN: none.
@@ -79,7 +79,7 @@ def learn_sizes(rows, norms, applied_visits, row_entries, sizes):
 
 @kernel()
 def defer_visits(places, entries, answers, deferred, actions, summed, summed_entries, applied, applied_visits):
-    """Decide what happens to the gradients of watched rows; see `policy.SkipRule.visits`.
+    """Decide what happens to the gradients of hot rows; see `policy.SkipRule.visits`.
 
     answers (H,) uint8 of the rule: visits over which a row's gradients are accumulated, 0: updates are skipped;
     deferred (H,) uint8: gradients in the row's sum. Outputs: actions (U,) uint8 of rows that are not updated now;

@@ -1,4 +1,4 @@
-"""The books of watched rows: who is watched, sizes of updates, who waits, what is counted. Answers written out."""
+"""The books of hot_set rows: who is hot_set, sizes of updates, who waits, what is counted. Answers written out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.variants import both
 
 from adaptive.counters import Counter
-from adaptive.kernels.planning import watched
+from adaptive.kernels.planning import hot_set
 from adaptive.kernels.planning.books import APPLY, DEFER, SKIP, UPDATE
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -30,10 +30,10 @@ class Table:
 
     def __init__(self, choose: Choose, capacity: int) -> None:
         self.row_entries, self.rows, self.num = np.zeros(20, np.int32), np.zeros(capacity, np.int64), 0
-        self._find = choose(watched.find_entries)
+        self._find = choose(hot_set.find_entries)
 
     def find(self, rows: NDArray[np.int64], accesses: Any, least: int) -> list[tuple[int, int]]:
-        """(place, entry) of each watched row."""
+        """(place, entry) of each hot_set row."""
         places, entries = np.full(len(rows), -9, np.int32), self.row_entries[rows]
         books = self.row_entries, self.rows, self.num
         self.num, count = self._find(rows, accesses[rows], least, *books, places, entries)
@@ -74,7 +74,7 @@ def test_gradients_wait_for_as_many_visits_as_answered(
             np.full((4, len(batch)), -1, np.int32),
         )
         books = np.array(answers, np.uint8), waiting
-        counts = choose(watched.defer_visits)(places, entries, *books, actions, summed, of_sums, applied, visits)
+        counts = choose(hot_set.defer_visits)(places, entries, *books, actions, summed, of_sums, applied, visits)
         expected_actions, expected_applied = list[int](), list[tuple[int, int]]()
         with_sum = list[int]()
         for place, row in enumerate(batch):
@@ -103,7 +103,7 @@ def test_sizes_equal_the_slow_twin(choose: Choose, data: st.DataObject, seed: in
         rows = rng.permutation(6)[: data.draw(st.integers(0, 6))]
         applied = rng.integers(2, 17, data.draw(st.integers(0, len(rows)))).astype(np.int32)
         norms = rng.choice([0, 0.01, 1], (2, len(rows))).astype(np.float32)
-        choose(watched.learn_sizes)(rows, norms, applied, row_entries, sizes)
+        choose(hot_set.learn_sizes)(rows, norms, applied, row_entries, sizes)
         visits = [1] * (len(rows) - len(applied)) + applied.tolist()
         for row, norm, length, number in zip(rows, *norms, visits, strict=True):
             if (entry := row_entries[row] - 1) >= 0:
@@ -117,7 +117,7 @@ def test_divide_rows(choose: Choose) -> None:
     tally, places, rows = np.zeros((2, len(Counter)), np.int64), i32(9, 9, 9, 9, 9), ints(9, 9, 9, 9, 9)
     actions = np.array([SKIP, UPDATE, DEFER, APPLY, DEFER], np.uint8)
     distinct, deferred = (ints(20, 21, 22, 23, 24), i32(3, 1, 4, 8, 16), ints(3, 5)), (i32(2, 3, 4), i32(1))
-    assert choose(watched.divide_rows)(distinct, actions, deferred, (places, rows), tally) == 1
+    assert choose(hot_set.divide_rows)(distinct, actions, deferred, (places, rows), tally) == 1
     assert (places[:2].tolist(), rows[:2].tolist()) == ([1, 3], [21, 23])
     counted = {counter.name: tally[:, counter].tolist() for counter in Counter if tally[:, counter].any()}
     assert counted == {"SKIPPED_UPDATES": [2, 1], "SKIPPED_LOOKUPS": [7, 16], "DEFERRED_UPDATES": [1, 1]}
