@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
-    from adaptive.batch.refill import Refill
+    from adaptive.batch.batch import Refill
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
     from adaptive.counters import Counter
     from adaptive.data.data_options import DataOptions, SyntheticConfig
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from adaptive.training.runs.loading import LoadedRun, load_run
 
 _PUBLIC_NAMES = {
-    "batch.batch": "Batch Origin one_hot_batch",
-    "batch.batch_parts": "concatenate",
-    "batch.refill": "Refill",
+    "batch.batch": "Batch Origin Refill concatenate one_hot_batch",
     "config": "SkipConfig TableConfig TierConfig TrainConfig",
     "counters": "Counter",
     "data.data_options": "DataOptions SyntheticConfig",

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
-from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.planned_batch import LookAhead
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer

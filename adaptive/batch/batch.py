@@ -8,7 +8,7 @@ The layout is *feature-major*: bag `f * B + b` holds the ids of feature `f` of s
 `ids[offsets[f * B + b] : offsets[f * B + b + 1]]`; bags may be empty.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -328,3 +328,106 @@ def as_batch(value: object) -> Batch:
     if not isinstance(value, Batch):
         raise InputError(f"expected an adaptive.Batch, got {type(value).__name__}. Create one with adaptive.Batch.of.")
     return value
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Join the samples of several batches, in order.
+
+    Raises:
+        ValueError: if the batches differ in features, names or extras, or only some have weights.
+    """
+    assert batches, "nothing to concatenate"
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    for what, kinds in (
+        ("features", {batch.num_features for batch in batches}),
+        ("weights or none", {batch.weights is not None for batch in batches}),
+        ("names", {batch.features for batch in batches}),
+        ("extras", {tuple(batch.extras) for batch in batches}),
+    ):
+        if len(kinds) > 1:
+            raise ValueError(f"expected batches with the same {what}, got {sorted(kinds)}")
+    if first.bag_size and len({batch.bag_size for batch in batches}) == 1:  # a view each instead of slices by feature
+
+        def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
+            blocks = [batch.by_sample(array) for array, batch in zip(arrays, batches, strict=True)]
+            return np.concatenate(blocks, axis=1).reshape(-1)
+
+        offsets = np.arange(0, sum(len(batch.ids) for batch in batches) + 1, first.bag_size)
+    else:
+
+        def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
+            pairs = list(zip(arrays, batches, strict=True))
+            return np.concatenate([a[b.feature_span(f)] for f in range(first.num_features) for a, b in pairs])
+
+        bags = [np.diff(batch.offsets).reshape(batch.num_features, batch.num_samples) for batch in batches]  # sizes
+        sizes = np.concatenate(bags, axis=1).reshape(-1)
+        offsets = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+    weights = [batch.weights for batch in batches if batch.weights is not None]
+    return Batch(
+        dense=np.concatenate([batch.dense for batch in batches]),
+        ids=join([batch.ids for batch in batches]),
+        offsets=offsets,
+        labels=np.concatenate([batch.labels for batch in batches]),
+        weights=join(weights) if weights else None,
+        origin=_join_origins(batches),
+        features=first.features,
+        extras={name: np.concatenate([batch.extras[name] for batch in batches]) for name in first.extras},
+    ).mark_unshared()
+
+
+def _join_origins(batches: Sequence[Batch]) -> Origin | None:
+    origins = [batch.origin for batch in batches if batch.origin is not None]
+    if len(origins) < len(batches) or any(origin.files != origins[0].files for origin in origins):
+        return None
+    return Origin(
+        origins[0].files,
+        np.concatenate([origin.file_index for origin in origins]),
+        np.concatenate([origin.lines for origin in origins]),
+    )
+
+
+class Refill:
+    """Collects samples, in order, into batches of one size; 0: that of the first batch."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
+        self._waiting: list[Batch] = []
+        self._count = 0
+
+    def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
+        """Add the chosen (B,) samples; yields the batches that are full."""
+        self.size = self.size or batch.num_samples
+        samples = np.flatnonzero(chosen)
+        while len(samples) and self._count + len(samples) >= self.size:
+            needed = self.size - self._count
+            self._wait(batch, samples[:needed])
+            samples = samples[needed:]
+            yield self._join()
+        self._wait(batch, samples)
+
+    def rest(self) -> Iterator[Batch]:
+        """Yield the remaining samples as one smaller batch, if there are any."""
+        if self._count:
+            yield self._join()
+
+    def _wait(self, batch: Batch, samples: NDArray[np.int64]) -> None:
+        if len(samples):
+            self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
+            self._count += len(samples)
+
+    def _join(self) -> Batch:
+        if any("weight" in batch.extras for batch in self._waiting):
+            ones = [np.ones(batch.num_samples) for batch in self._waiting]
+            self._waiting = [weighted(batch, weights) for batch, weights in zip(self._waiting, ones, strict=True)]
+        joined = concatenate(self._waiting)
+        self._waiting, self._count = [], 0
+        return joined
+
+
+def weighted(batch: Batch, weights: NDArray[np.float64]) -> Batch:
+    """Return the batch with weights (B,) of its samples, times those that it has, in `Batch.extras["weight"]`."""
+    weights = weights * batch.extras.get("weight", 1)
+    return replace(batch, extras={**batch.extras, "weight": weights.astype(np.float32)}).mark_unshared()

@@ -32,13 +32,12 @@ from adaptive.distributed.sharded_rows import ShardedRows
 from adaptive.distributed.sharded_statistics import ShardedStatistics
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned
 from adaptive.embeddings.engine.tiered_group import TieredGroup
-from adaptive.embeddings.planned_batch import GroupBatch, Planned
+from adaptive.embeddings.planned_batch import GroupBatch, LookAhead, Planned
 from adaptive.embeddings.planning.access_events import HashedView
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.lookups import check_batch
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.pooled_vectors import PooledVectors
-from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.tiered_embedding_bag import DEFAULT_OPTIMIZER, TieredEmbeddingBag
 from adaptive.errors import ConfigError

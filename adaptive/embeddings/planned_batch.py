@@ -4,9 +4,11 @@ Letters: B samples, V vectors of a group, D width. All classes here belong to th
 is called by autograd, from its own thread on a GPU.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,9 @@ from torch import Tensor
 
 from adaptive.arrays import Rows
 from adaptive.batch import Batch
+from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.engine.tiered_group import TieredGroup
+from adaptive.embeddings.planning.lookups import lay_out_bags
 from adaptive.embeddings.planning.parts import GroupPart
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
 from adaptive.embeddings.tiers.device import Send
@@ -259,3 +263,121 @@ class PlannedPart(Planned):
     def wait(self) -> None:
         if self._waits:
             self._whole.wait()
+
+
+class BatchSteps:
+    """Steps of a batch in the training thread.
+
+    Attributes:
+        failure: the error that ended the loop, if known.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.failure: BaseException | None = None
+
+    @contextmanager
+    def reporting_errors(self) -> Iterator[None]:
+        """Record the error that ends the body; see `TieredEmbeddingBag.reporting_errors`."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def planned(self, ready: ReadyBatch) -> Planned:
+        """Return the current batch, whose rows are in place or in flight."""
+        tiered_groups, parts = self._pipeline.tiered_groups, ready.parts or [()] * len(ready.plans)
+        groups = [
+            GroupBatch(tiered, plan, device_plan, parts=of_group)
+            for tiered, plan, device_plan, of_group in zip(
+                tiered_groups, ready.plans, ready.device_plans, parts, strict=True
+            )
+        ]
+        return Planned(ready.batch, groups, self._pipeline.inputs(ready), partial(self._pipeline.wait_for, ready))
+
+    def read(self, batch: Batch) -> Planned:
+        """Return a batch that is only read."""
+        pipeline = self._pipeline
+        batch = pipeline.check(pipeline.take_over(batch))
+        pipeline.refuse_keys_in_flight("read()")
+        groups = []
+        with pipeline.lock:
+            for tiered in pipeline.tiered_groups:
+                distinct = tiered.find(batch)
+                weights, _ = pipeline.values(tiered, distinct.rows)
+                if pipeline.convert_read is not None:
+                    weights = pipeline.convert_read(weights)
+                places = np.arange(len(distinct.rows), dtype=np.int64)
+                pooling = lay_out_bags(tiered.group, batch).pooling(distinct.inverse, places)
+                groups.append(GroupBatch(tiered, None, pooling=pooling, weights=weights))
+        return Planned(batch, groups, pipeline.tiered_groups[0].device.send)
+
+    def update(self, planned: Planned) -> None:
+        """Update the rows of a batch from its gradients."""
+        number, works = planned.number, planned.works
+        # Recorded, so that a loop that ends here is not taken for one left before step().
+        with self.reporting_errors(), self._pipeline.lock.changing(f"rows of batch {number} were updated"):
+            self._pipeline.feedback.report(number, [group.update() for group in works])
+            self._pipeline.updated = number
+
+
+class LookAhead(Generator[Planned, None, None]):
+    """Batches of one pass over the data, planned and fetched ahead.
+
+    `iter` after the last batch begins the next pass, as with a `DataLoader`. Its length is that of `batches`, if they
+    have one, so progress bars know their total and frameworks know the last batch. A policy that arranges batches may
+    yield fewer.
+    """
+
+    def __init__(self, begin: Callable[[], Generator[Planned, None, None]], batches: Iterable[Any]) -> None:
+        """`begin`: starts a pass; `batches`: only their length is used here."""
+        self._begin, self._batches = begin, batches
+        self._pass, self._num_yielded, self._has_ended = begin(), 0, False
+
+    def __len__(self) -> int:
+        """Return the number of batches of a pass.
+
+        Raises:
+            TypeError: if `batches` has no length.
+        """
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True  # as for any generator, also if its length is 0
+
+    def __iter__(self) -> "LookAhead":
+        if self._has_ended or self._has_yielded_all():
+            self.close()
+            self._pass, self._num_yielded, self._has_ended = self._begin(), 0, False
+        return self
+
+    def _has_yielded_all(self) -> bool:
+        """True after the last batch; callers that know the length stop without StopIteration."""
+        try:
+            return 0 < len(self) <= self._num_yielded
+        except TypeError:
+            return False
+
+    def __next__(self) -> Planned:
+        return self.send(None)
+
+    def send(self, value: None) -> Planned:
+        return self._advance(self._pass.send, value)
+
+    def throw(self, *error: Any) -> Planned:
+        return self._advance(self._pass.throw, *error)
+
+    def _advance(self, resume: Callable[..., Planned], *arguments: Any) -> Planned:
+        try:
+            planned = resume(*arguments)
+        except BaseException:  # also StopIteration: a generator that has raised is finished
+            self._has_ended = True
+            raise
+        self._num_yielded += 1
+        return planned
+
+    def close(self) -> None:
+        """End the pass: the current batch counts as trained, and no later one is."""
+        self._has_ended = True
+        self._pass.close()

@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from adaptive.embeddings.batch_steps import BatchSteps
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.planned_batch import GroupBatch, Planned
+from adaptive.embeddings.planned_batch import BatchSteps, GroupBatch, Planned
 from adaptive.errors import ConfigError
 from adaptive.system import Uninterrupted
 

@@ -10,34 +10,76 @@ Letters: B samples, F features, D width, V vectors of a group.
 
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.batch_steps import BatchSteps
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
-from adaptive.embeddings.engine.build import begin_hot_sets, build_pipeline, size_engine
+from adaptive.embeddings.engine.build import SizedEngine, begin_hot_sets, build_pipeline, size_engine
 from adaptive.embeddings.engine.lookahead import LookAheadPass
-from adaptive.embeddings.engine.pipeline import ReadyBatch
+from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
-from adaptive.embeddings.planned_batch import GroupBatch, Planned
+from adaptive.embeddings.planned_batch import BatchSteps, GroupBatch, LookAhead, Planned
 from adaptive.embeddings.planning.access_events import HashedView, RowView
 from adaptive.embeddings.planning.layout import Share
 from adaptive.embeddings.pooled_vectors import PooledVectors
-from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.row_store import RowStore
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
-from adaptive.embeddings.runtime import Runtime
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer, row_optimizer
 from adaptive.plugins import make_policy, parse_policy, with_rule
-from adaptive.policy import Policy, SkipRule
+from adaptive.policy import Policy, SkipRule, TierView, arranges
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Parts of one `TieredEmbeddingBag`. All methods are called from the training thread.
+
+    Attributes:
+        pipeline: plans batches and moves rows.
+        sized: arguments of the tables, and the sizes that follow from them.
+        optimizer: keeps gradients and updates rows.
+        statistics: counts of trained batches.
+        view: the rows as policies see them.
+    """
+
+    pipeline: Pipeline
+    sized: SizedEngine
+    optimizer: RowsOptimizer
+    statistics: StatisticsCollector
+    view: TierView
+
+    def ask_policy(self, method: str, question: Callable[[], T]) -> T:
+        """Call the policy outside of training, for its state for example.
+
+        Raises:
+            PolicyError: if it raises; the message contains `method`.
+        """
+        return self.pipeline.policy_caller.ask(method, question)
+
+    @property
+    def may_end_early(self) -> bool:
+        """True if batches that were read but not planned can be read again: the policy does not arrange them."""
+        return not arranges(self.sized.policy)
+
+    def end_early(self) -> None:
+        """Plan no more batches in the running look-ahead. Requires `may_end_early`."""
+        assert self.may_end_early
+        self.pipeline.ending = True
+
+    def running_out(self, when: str) -> AbstractContextManager[None]:
+        """Turn running out of GPU memory inside into a `DeviceMemoryError` that says which `device_rows` would fit."""
+        return self.pipeline.running_out(when)
+
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of the command line, too
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from adaptive.arrays import Floats
 from adaptive.batch import Batch
 from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
-from adaptive.embeddings.planned_batch import Planned
-from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.planned_batch import LookAhead, Planned
 from adaptive.errors import RanksError
 from adaptive.training.trainer import Passed, Trainer
 

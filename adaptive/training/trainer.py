@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from adaptive.arrays import Floats
 from adaptive.batch import Batch
 from adaptive.distributed.sharded_embedding_bag import Embeddings
-from adaptive.embeddings.planned_batch import Planned
-from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.planned_batch import LookAhead, Planned
 from adaptive.models.loss import log_loss
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients

@@ -10,7 +10,7 @@ from support.attacks import Campaign
 from torch import Tensor
 
 from adaptive import SGD, Batch, Planned, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.planned_batch import LookAhead
 from adaptive.errors import AdaptiveError
 
 ROWS, SAMPLES, OPERATIONS = 12, 4, 40

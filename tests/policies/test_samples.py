@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch, Origin
-from adaptive.batch.refill import Refill
+from adaptive.batch.batch import Refill
 from adaptive.policies.samples import PeekableBatches, Spool, count_lookups
 from adaptive.policy import ByRow
 

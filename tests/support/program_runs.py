@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive import Batch, Planned, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.planned_batch import LookAhead
 from adaptive.errors import ConfigError
 from adaptive.plugins import load_policy_class
 from adaptive.training.runs.state import load_policy_state, policy_state

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, as_batch
-from adaptive.batch.refill import Refill, weighted
+from adaptive.batch.batch import Refill, weighted
 from adaptive.embeddings.planning.books import ORDERS
 from adaptive.embeddings.planning.row_stats import read_only
 from adaptive.errors import PolicyError, error_text

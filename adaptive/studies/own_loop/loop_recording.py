@@ -10,8 +10,7 @@ from typing import Any, Self, TextIO
 
 from torch import Tensor
 
-from adaptive.embeddings.planned_batch import Planned
-from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.planned_batch import LookAhead, Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.storage.run_directory import RunDirectory
