@@ -40,9 +40,6 @@ SHARED_BY_POLICIES = {
     "adaptive.policies.samples",
     "adaptive.policies.rules.defer",
     "adaptive.policies.rules.predicted",
-    "adaptive.policies.fae.shuffle",
-    "adaptive.policies.fae.threshold",
-    "adaptive.policies.hotline.learning",
 }  # no policies; those do not know each other
 OUTSIDE = sorted([*(ROOT / "policies").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 

@@ -1,6 +1,6 @@
 """`ShardedRows`: the rows of all ranks, and `regroup`: rows saved by some ranks, for another number of them.
 
-A shard is what a rank saves: the arrays of its own module (`adaptive.embeddings.engine.saving.row_arrays`), with its
+A shard is what a rank saves: the arrays of its own module (`adaptive.embeddings.engine.row_arrays`), with its
 own row numbers. A single process saves one shard, whose numbers are those of the tables. The same number of ranks loads
 each its own shard. Otherwise a rank reads all shards, and takes and renumbers what it owns.
 

@@ -21,8 +21,7 @@ from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.lookups import lay_out_bags
 from adaptive.embeddings.planning.parts import GroupPart
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
-from adaptive.embeddings.tiers.device import Send
-from adaptive.embeddings.tiers.device_plan import DevicePlan
+from adaptive.embeddings.tiers.device import DevicePlan, Send
 
 
 class GroupBatch:

@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptive.batch.named import as_float32 as checked_float32
 from adaptive.batch.named import as_numbers
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.saving.row_arrays import load_rows, save_blocks, save_rows
+from adaptive.embeddings.engine.row_arrays import load_rows, save_blocks, save_rows
 from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.errors import CheckpointError, ConfigError, InputError
@@ -147,7 +147,7 @@ class RowStore:
 
         Accumulated updates (deferred) are applied to the copies. With no look-ahead running, the arrays also contain
         these sums and the hot rows, so that tables that load them train as these tables would
-        (`adaptive.embeddings.engine.saving.row_arrays`).
+        (`adaptive.embeddings.engine.row_arrays`).
         """
         return save_rows(self._pipeline)
 

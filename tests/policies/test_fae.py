@@ -13,8 +13,7 @@ from support.builders import View, batch_of
 
 from adaptive import TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch
-from adaptive.policies.fae import FAE
-from adaptive.policies.fae.shuffle import ShuffleScheduler
+from adaptive.policies.fae import FAE, ShuffleScheduler
 
 
 def tables(sizes: Sequence[int], device_rows: int) -> View:

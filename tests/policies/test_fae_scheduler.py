@@ -14,8 +14,7 @@ from support.toy_runs import everything, parts_of
 
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError
-from adaptive.policies.fae import FAE
-from adaptive.policies.fae.shuffle import ShuffleScheduler, hold_back
+from adaptive.policies.fae import FAE, ShuffleScheduler, hold_back
 from adaptive.policies.lru import LRU
 from adaptive.policy import InputPolicy, TierView
 from adaptive.training.evaluation import evaluate

@@ -33,9 +33,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.key_changes import drop_hot_rows, give_rows
+from adaptive.embeddings.engine.between_batches import (
+    describe_shortage,
+    drop_hot_rows,
+    find_slots,
+    give_rows,
+    rebalance_slots,
+)
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
-from adaptive.embeddings.engine.resizing import describe_shortage, find_slots, rebalance_slots
 from adaptive.embeddings.planning.lookups import Lookups
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.kernels.planning.lookups import Distinct

@@ -28,8 +28,7 @@ from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
-from adaptive.embeddings.tiers.device import Send
-from adaptive.embeddings.tiers.device_plan import DevicePlan
+from adaptive.embeddings.tiers.device import DevicePlan, Send
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning.books import MOST_BATCHES

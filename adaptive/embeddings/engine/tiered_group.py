@@ -25,8 +25,7 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups
 from adaptive.embeddings.planning.plan import GroupPlan, Moves, no_rows
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.skipping import Skipper
-from adaptive.embeddings.tiers.device import DeviceTier, HotSums
-from adaptive.embeddings.tiers.device_plan import DevicePlan
+from adaptive.embeddings.tiers.device import DevicePlan, DeviceTier, HotSums
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.planning.lookups import Distinct
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.arrays import Bools, Int64s
-from adaptive.kernels.planning import access_log, belady
+from adaptive.kernels.planning import traces
 
 WAYS = 4
 
@@ -27,12 +27,12 @@ class AccessLog:
 
     def add(self, rows: Int64s) -> None:
         """Enter the lookups of rows (n,), in order; repeated rows count each time."""
-        access_log.log_rows(np.ascontiguousarray(rows), self._sets)
+        traces.log_rows(np.ascontiguousarray(rows), self._sets)
 
     def holds(self, rows: Int64s) -> Bools:
         """(n,) True for rows in the log."""
         held = np.empty(len(rows), np.bool_)
-        access_log.find_rows(np.ascontiguousarray(rows), self._sets, held)
+        traces.find_rows(np.ascontiguousarray(rows), self._sets, held)
         return held
 
     @property
@@ -85,14 +85,14 @@ class Trace:
             grown = np.empty(max(needed, 2 * len(self._following)), np.int32)
             grown[: self.num_uses] = self._following[: self.num_uses]
             self._following = grown
-        belady.link_uses(rows, len(self._ends), self.num_uses, self._latest, self._following)
+        traces.link_uses(rows, len(self._ends), self.num_uses, self._latest, self._following)
         self.num_uses = needed
         self._ends.append(needed)
 
     def most_held(self, depth: int) -> int:
         """Smallest number of slots that holds the rows of any `depth` + 1 batches in a row."""
         held = np.zeros(len(self._ends), np.int64)
-        belady.held_rows(np.array(self._ends, np.int64), self._following, depth, held)
+        traces.held_rows(np.array(self._ends, np.int64), self._following, depth, held)
         return int(held.max(initial=0))
 
     def best_hit_rate(self, num_slots: int, *, bypass: bool) -> float | None:
@@ -104,5 +104,5 @@ class Trace:
         """
         ends = np.array(self._ends, np.int64)
         waiting, hits = np.zeros(len(ends) + 1, np.int64), np.zeros(len(ends), np.int64)
-        too_large = belady.belady_hits(ends, self._following, num_slots, bypass, waiting, hits)
+        too_large = traces.belady_hits(ends, self._following, num_slots, bypass, waiting, hits)
         return int(hits.sum()) / self.num_uses if too_large < 0 and self.num_uses else None

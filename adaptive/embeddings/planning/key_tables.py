@@ -8,7 +8,7 @@ Row 0 of a table stands for all keys without a row. It is zero at first. Rows 1 
 numbers are internal: what a key's row contains depends on the seed, the table, the key, and its training.
 
 *Sweeps* find expired keys, before batches whose number is a multiple of `KeyTable.sweep_every`. A row can be freed
-while batches in flight use it; `engine.key_changes` waits for them then. So an expiry may be shorter than the
+while batches in flight use it; `engine.between_batches` waits for them then. So an expiry may be shorter than the
 look-ahead, and neither depends on the other.
 
 Letters: U distinct keys or rows of a batch, n keys or rows, T tables of the group.
@@ -405,7 +405,7 @@ class GroupKeys:
     def prepare(
         self, lookups: Lookups, batch: Batch, number: int, last_access: LastAccess
     ) -> tuple[Lookups, KeyChanges]:
-        """Give the keys of the next batch rows. Commit the changes before it is planned (`engine.key_changes`).
+        """Give the keys of the next batch rows. Commit the changes before it is planned (`engine.between_batches`).
 
         Args:
             lookups: of the batch, with distinct keys instead of rows.

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from adaptive.arrays import Bools, Floats, Int64s, Rows, UInt64s
 from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates
-from adaptive.embeddings.tiers.device import DeviceTier, HotSums, InFlight, Send
-from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling
+from adaptive.embeddings.tiers.device import DeviceMoves, DevicePlan, DevicePooling, DeviceTier, HotSums, InFlight, Send
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.kernels.rows.cpu import decay, pool, update
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels

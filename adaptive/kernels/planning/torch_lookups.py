@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Bags:
-    """The bags of a batch on a device: lookups -> vectors; see `tiers.device_plan.DeviceBags`."""
+    """The bags of a batch on a device: lookups -> vectors; see `tiers.device.DeviceBags`."""
 
     num_vectors: int
     num_samples: int  # > 0: bag b fills vector b % num_samples * (V // num_samples) + b // num_samples

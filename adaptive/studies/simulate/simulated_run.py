@@ -27,7 +27,7 @@ from adaptive.embeddings.planning.planner import Planner, SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import choose_slots, row_bytes
 from adaptive.errors import DeviceMemoryError, InputError, PolicyError
-from adaptive.kernels.planning import belady
+from adaptive.kernels.planning import traces
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, arranges
@@ -149,7 +149,7 @@ class SimulatedRun:
         """Count samples whose rows are all on the device, before the batch moves any."""
         cold = np.empty(batch.num_samples, np.bool_)
         inverse, locations = changes.distinct.inverse, changes.locations
-        self.popular += int(belady.popular_inputs(batch.offsets, inverse, locations, cold))
+        self.popular += int(traces.popular_inputs(batch.offsets, inverse, locations, cold))
 
     def _commit(self, batch: Batch, changes: SlotChanges) -> None:
         """Commit the batch to the planner's records and add its counts."""

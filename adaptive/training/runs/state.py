@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from adaptive.config import explain
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
 from adaptive.distributed.sharded_rows import hot_room, regroup
-from adaptive.embeddings.engine.saving.saved_arrays import Expected, check_arrays
+from adaptive.embeddings.engine.saved_arrays import Expected, check_arrays
 from adaptive.errors import CheckpointError, PolicyError, printable
 from adaptive.policy import InputRule, Policy, SkipRule
 from adaptive.storage.arrays import DTYPES

@@ -11,8 +11,8 @@ from support.helpers import LFU, Windowed, one_table, random_batches, rows_held,
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.engine import lookahead
+from adaptive.embeddings.engine.between_batches import rebalance_slots
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.resizing import rebalance_slots
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam

@@ -9,7 +9,7 @@ from support.helpers import random_batches, step_all
 from test_saving import OPTIMIZERS, POLICIES, TABLES, assert_same, build, trained
 
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embeddings.engine.saving import row_arrays
+from adaptive.embeddings.engine import row_arrays
 from adaptive.embeddings.planning import books
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD

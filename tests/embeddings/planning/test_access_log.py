@@ -12,7 +12,7 @@ from support.access_log_twin import SlowLog
 from support.variants import both
 
 from adaptive.embeddings.planning.access_log import AccessLog
-from adaptive.kernels.planning import access_log
+from adaptive.kernels.planning import traces
 
 Choose = Callable[[Any], Callable[..., Any]]
 
@@ -32,12 +32,12 @@ def test_any_order_of_rows_gives_the_entries_of_the_slow_twin(
 ) -> None:
     sets, slow = np.zeros((num_sets, 4), np.uint16), SlowLog(4 * num_sets)
     for batch in batches:
-        choose(access_log.log_rows)(ints(*batch), sets)
+        choose(traces.log_rows)(ints(*batch), sets)
         slow.add(batch)
         assert sets.tolist() == slow.entries()
     rows = sorted({row for batch in batches for row in batch} | {10**6})
     found = np.ones(len(rows), np.bool_)
-    choose(access_log.find_rows)(ints(*rows), sets, found)
+    choose(traces.find_rows)(ints(*rows), sets, found)
     assert found.tolist() == [slow.holds(row) for row in rows]
 
 
@@ -47,7 +47,7 @@ def test_what_is_holds_stays_and_the_oldest_leaves(choose: Choose) -> None:
     sets = np.zeros((1, 4), np.uint16)
 
     def add(*rows: int) -> tuple[list[int], list[int]]:
-        choose(access_log.log_rows)(ints(*rows), sets)
+        choose(traces.log_rows)(ints(*rows), sets)
         return (sets[0] >> 2).tolist(), (sets[0] & 3).tolist()
 
     (one, two, three, four), values = add(1, 2, 3, 4)

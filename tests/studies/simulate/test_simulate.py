@@ -24,7 +24,7 @@ from adaptive.data.dataset import Dataset, by_table
 from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError
-from adaptive.kernels.planning import belady
+from adaptive.kernels.planning import traces
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy
@@ -238,7 +238,7 @@ def best_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool,
             trace.add(np.array(list(dict.fromkeys(batch))))
         rate = trace.best_hit_rate(num_slots, bypass=bypass)
         return None if rate is None else round(rate * trace.num_uses)
-    link, count = choose(belady.link_uses), choose(belady.belady_hits)
+    link, count = choose(traces.link_uses), choose(traces.belady_hits)
     latest, following = np.zeros(10, np.int64), np.empty(200, np.int32)
     ends: list[int] = []
     for number, batch in enumerate(batches):
@@ -345,7 +345,7 @@ def test_popular_inputs(choose: Any, data: st.DataObject) -> None:
     bags = [locations[inverse[first:last]] for first, last in itertools.pairwise(offsets)]
     has_lookups = [bool((np.concatenate([bags[b], bags[b + 3]]) >= 0).all()) for b in range(3)]
     cold = np.ones(3, np.bool_)
-    assert choose(belady.popular_inputs)(offsets, inverse, locations, cold) == sum(has_lookups)
+    assert choose(traces.popular_inputs)(offsets, inverse, locations, cold) == sum(has_lookups)
     assert cold.tolist() == [not has_any for has_any in has_lookups]
 
 

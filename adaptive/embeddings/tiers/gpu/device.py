@@ -20,8 +20,17 @@ from torch import Tensor
 from adaptive.arrays import Floats, Int64s, Rows
 from adaptive.embeddings.planning.plan import GroupPlan, Moves, Pooling, RowUpdates
 from adaptive.embeddings.tiers.cpu_device import CpuRows
-from adaptive.embeddings.tiers.device import DeviceTier, HotSums, InFlight, Send
-from adaptive.embeddings.tiers.device_plan import DeviceMoves, DevicePlan, DevicePooling, DeviceSums, DeviceUpdates
+from adaptive.embeddings.tiers.device import (
+    DeviceMoves,
+    DevicePlan,
+    DevicePooling,
+    DeviceSums,
+    DeviceTier,
+    DeviceUpdates,
+    HotSums,
+    InFlight,
+    Send,
+)
 from adaptive.embeddings.tiers.gpu.buffers import ROW_DTYPES, TORCH_DTYPES, Bytes, TransferBuffer, add_bytes, take_rows
 from adaptive.embeddings.tiers.gpu.link import ArrivingArray, ComputeLink
 from adaptive.embeddings.tiers.gpu.lookups import DeviceSearcher

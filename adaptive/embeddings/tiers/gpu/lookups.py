@@ -35,7 +35,7 @@ from adaptive.embeddings.planning.lookups import (
     lay_out_bags,
 )
 from adaptive.embeddings.planning.plan import OnDevice
-from adaptive.embeddings.tiers.device_plan import DeviceBags
+from adaptive.embeddings.tiers.device import DeviceBags
 from adaptive.embeddings.tiers.gpu.buffers import TORCH_DTYPES, Bytes, DeviceBlock, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.mover import Event, Mover
 from adaptive.kernels.planning import lookups as kernels
@@ -58,7 +58,7 @@ class DeviceLookups(OnDevice):
 
     Attributes:
         updates_all: lookups by row are on the device, too; else the host selects those that update rows now.
-        by_row: starts of each row's lookups and hot rows, if they have been sent: see `device_plan.Segments`.
+        by_row: starts of each row's lookups and hot rows, if they have been sent: see `device.Segments`.
         inputs: arrays of the batch that have been sent along, with their tensors.
         event: when all of it has been sent, if the host has found it.
     """

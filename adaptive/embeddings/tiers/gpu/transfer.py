@@ -25,7 +25,7 @@ from torch import Tensor
 from adaptive.arrays import Int64s, Rows
 from adaptive.embeddings.planning.plan import Moves
 from adaptive.embeddings.planning.sizing import row_bytes
-from adaptive.embeddings.tiers.device_plan import DeviceMoves, Fetches
+from adaptive.embeddings.tiers.device import DeviceMoves, Fetches
 from adaptive.embeddings.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, add_bytes
 from adaptive.embeddings.tiers.host import HostTier
 from adaptive.embeddings.tiers.mover import Event, Mover

@@ -30,7 +30,7 @@ from adaptive.embeddings.planning.plan import (
     no_rows,
     take_segments,
 )
-from adaptive.embeddings.tiers.device_plan import (
+from adaptive.embeddings.tiers.device import (
     DeviceBags,
     DeviceMoves,
     DevicePlan,

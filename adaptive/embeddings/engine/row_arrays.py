@@ -1,13 +1,13 @@
 """Rows as flat arrays for checkpoints: all rows that ever changed, from both tiers.
 
-Arrays of group g are named `rows<g>.<name>`; `adaptive.embeddings.engine.saving.saved_arrays` specifies each of them.
+Arrays of group g are named `rows<g>.<name>`; `adaptive.embeddings.engine.saved_arrays` specifies each of them.
 Rows that never changed are not stored. Their initial values follow from the tables' names, the seed, the bounds of
 initial values and the first optimizer state, which are stored and compared. Accumulated updates (deferred) are applied
 to the saved values, so the values can be used as they are.
 
 Values and state may be larger than memory: `save_blocks` leaves them to be read block by block while a checkpoint is
 written, and they are loaded block by block. `save_rows` has them in memory. Hot rows are saved by
-`adaptive.embeddings.engine.saving.saved_hot_rows`.
+`adaptive.embeddings.engine.saved_arrays`.
 """
 
 import logging
@@ -20,16 +20,21 @@ from numpy.typing import NDArray
 
 from adaptive.arrays import Bools, Int64s, Rows
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.engine.saving.saved_arrays import (
+from adaptive.embeddings.engine.saved_arrays import (
     EXPECTED_PROGRESS,
+    by_entry,
     check_arrays,
+    check_hot_rows,
+    check_keys,
     check_tables,
     copy_table_arrays,
     expected_rows,
     expected_tables,
+    load_hot_rows,
+    load_keys,
+    save_hot_rows,
+    save_keys,
 )
-from adaptive.embeddings.engine.saving.saved_hot_rows import by_entry, check_hot_rows, load_hot_rows, save_hot_rows
-from adaptive.embeddings.engine.saving.saved_keys import check_keys, load_keys, save_keys
 from adaptive.embeddings.engine.tiered_group import NORMS, TieredGroup
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.sizing import row_bytes

@@ -23,17 +23,16 @@ Differences from the paper:
 - Cold rows may use free slots of the device.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
-from adaptive import Batch, ByRow, Calibrates, InputPolicy, Refill, RowStats, TierView
-from adaptive.policies.fae.shuffle import START, ShuffleScheduler, hold_back
-from adaptive.policies.fae.threshold import find_threshold
+from adaptive import Batch, ByRow, Calibrates, InputPolicy, Refill, RowStats, TierView, concatenate
 from adaptive.policies.samples import (
     PeekableBatches,
     Spool,
@@ -41,7 +40,159 @@ from adaptive.policies.samples import (
     check_state,
     count_lookups,
     count_rows,
+    lookup,
 )
+
+START, LEAST, MOST = 50, 1, 100  # percent of an epoch's cold mini-batches
+PATIENCE = 4  # swaps in a row with a lower test loss
+
+
+class ShuffleScheduler:
+    """The number of cold mini-batches between two swaps to hot ones.
+
+    Many swaps mix hot and cold inputs well, and each costs a copy of the hot rows; few swaps cost little and may hurt
+    the model. R(r) trains r percent of an epoch's cold mini-batches, then r percent of its hot ones.
+
+    The clamps are those of the paper's text; its equation has them the wrong way round.
+    """
+
+    def __init__(self, rate: int = START) -> None:
+        check_range(LEAST, MOST, rate=rate)
+        self.rate = rate
+        self._latest: float | None = None
+        self._falls = 0
+
+    def observe(self, test_loss: float) -> int:
+        """Halve the rate if the loss rose; double it if it fell 4 times in a row; return it."""
+        previous, self._latest = self._latest, test_loss
+        if previous is None or test_loss == previous:
+            self._falls = 0
+        elif test_loss > previous:
+            self._falls = 0
+            self.rate = max(self.rate // 2, LEAST)
+        else:
+            self._falls += 1
+            if self._falls == PATIENCE:
+                self._falls = 0
+                self.rate = min(self.rate * 2, MOST)
+        return self.rate
+
+    def phases(self, epoch: int) -> Iterator[int]:
+        """Yield the mini-batches to read for each phase, until all `epoch` ones are read.
+
+        The rate may change meanwhile.
+        """
+        share = done = 0
+        while share < 100:
+            share = min(share + self.rate, 100)
+            until = -(-epoch * share // 100)
+            if until > done:
+                number, done = until - done, until
+                yield number
+
+    def state(self) -> list[float]:
+        """Numbers for `restored`."""
+        return [self.rate, self._falls, np.nan if self._latest is None else self._latest]
+
+    @classmethod
+    def restored(cls, state: Sequence[float]) -> "ShuffleScheduler":
+        """Create a scheduler from the state of another one."""
+        rate, falls, latest = state
+        scheduler = cls(int(rate))
+        scheduler._falls, scheduler._latest = int(falls), None if np.isnan(latest) else float(latest)
+        return scheduler
+
+
+def hold_back(batches: Sequence[Batch], one_in: int) -> tuple[list[Batch], Batch | None]:
+    """Split batches into the rest and a batch of one in `one_in` samples (0: none)."""
+    if not one_in:
+        return list(batches), None
+    rest, held = list[Batch](), list[Batch]()
+    num_seen = 0
+    for batch in batches:
+        chosen = (num_seen + np.arange(batch.num_samples)) % one_in == one_in - 1
+        num_seen += batch.num_samples
+        for samples, pile in ((np.flatnonzero(chosen), held), (np.flatnonzero(~chosen), rest)):
+            if len(samples):
+                pile.append(batch.take(samples))
+    return rest, concatenate(held) if held else None
+
+
+_CHUNKS, _CHUNK_ROWS, _CONFIDENCE = 35, 1024, 0.999  # of the paper
+_HALVINGS = 40  # of the interval that holds the threshold's logarithm
+
+
+def find_threshold(
+    rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    budget: int,
+    starts: NDArray[np.int64],
+    random: np.random.Generator,
+) -> tuple[float, NDArray[np.bool_]]:
+    """Find the smallest threshold whose hot rows are estimated to fit.
+
+    Returns it, and (n,) True for the counted rows that are hot.
+
+    Args:
+        rows, counts: (n,) the counted rows of all tables, ascending, and their lookups.
+        budget: number of rows that fit.
+        starts: (tables + 1,) first row of each table, and the number of rows.
+        random: draws the chunks.
+    """
+    tables = np.searchsorted(starts, rows, "right") - 1
+    shares = counts / np.bincount(tables, counts, minlength=len(starts) - 1)[tables]
+    chunks = [_chunks(rows, shares, int(first), int(last), random) for first, last in pairwise(starts)]
+    sizes = np.diff(starts)
+
+    def fits(threshold: float) -> bool:
+        return sum(map(_estimate, chunks, sizes, [threshold] * len(sizes))) <= budget
+
+    least = float(shares.min(initial=1.0))  # a row that was never counted is never hot
+    threshold = least if fits(least) else _smallest(fits, least)
+    return threshold, shares >= threshold
+
+
+def _smallest(fits: Callable[[float], bool], least: float) -> float:
+    """Find the smallest threshold that fits, by bisection on a logarithmic scale."""
+    low, high = np.log(least), np.log(2.0)  # above 1 no row is hot, which always fits
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(float(np.exp(middle))) else (middle, high)
+    return float(np.exp(high))
+
+
+def _chunks(
+    rows: NDArray[np.int64], shares: NDArray[np.float64], first: int, last: int, random: np.random.Generator
+) -> NDArray[np.float64]:
+    """(35, 1024) shares of lookups of random rows of a table, 0 = never counted.
+
+    For a table that is hardly larger than all chunks: (1, n) of all counted rows.
+
+    Args:
+        rows, shares: the counted rows of all tables, ascending, and their shares of their tables' lookups.
+        first, last: rows of the table.
+        random: draws the rows.
+    """
+    counted = slice(*np.searchsorted(rows, [first, last]))
+    if last - first <= 2 * _CHUNKS * _CHUNK_ROWS:
+        return shares[None, counted]
+    drawn = random.choice(last - first, _CHUNKS * _CHUNK_ROWS, replace=False) + first
+    return lookup(drawn, rows[counted], shares[counted], 0.0).reshape(_CHUNKS, _CHUNK_ROWS)
+
+
+def _estimate(chunks: NDArray[np.float64], size: int, threshold: float) -> float:
+    """Number of rows of a table above the threshold: exact, or estimated from chunks.
+
+    The estimate is the upper end of the 99.9% confidence interval of the mean (Student's t, with the correction for a
+    finite population of chunks). The paper takes the mean; this way the hot rows most likely fit.
+    """
+    hot = (chunks >= threshold).sum(axis=1)
+    if len(hot) == 1:
+        return float(hot[0])
+    num_chunks = size / _CHUNK_ROWS
+    spread = np.sqrt((num_chunks - len(hot)) / num_chunks * hot.var(ddof=1) / len(hot))
+    margin = stats.t.ppf((1 + _CONFIDENCE) / 2, len(hot) - 1) * spread
+    return float(num_chunks * (hot.mean() + margin))
 
 
 class FAE(Calibrates, InputPolicy):

@@ -1,1 +1,0 @@
-"""Saves rows and their optimizer state to checkpoints, and loads them."""
