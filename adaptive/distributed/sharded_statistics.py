@@ -9,9 +9,17 @@ from numpy.typing import NDArray
 
 from adaptive.config import TableConfig
 from adaptive.distributed.peers import Peers
-from adaptive.embeddings.engine.statistics import HOT_COUNTS, Statistics, StatisticsCollector
+from adaptive.embeddings.engine.statistics import Statistics, StatisticsCollector
 
-SUMMED: Final = ("counts", "resident_rows", "live_keys", "index_places", *HOT_COUNTS, "update_norm_counts")
+SUMMED: Final = (
+    "counts",
+    "resident_rows",
+    "live_keys",
+    "index_places",
+    "hot_rows",
+    "saturated_rows",
+    "update_norm_counts",
+)
 
 
 class ShardedStatistics:

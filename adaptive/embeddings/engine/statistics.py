@@ -40,7 +40,6 @@ class Statistics:
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
 
 
-HOT_COUNTS = ("hot_rows", "saturated_rows")
 _IS_RESIDENT = np.zeros(len(Counter), np.int64)  # what one count of each column adds to the resident rows
 _IS_RESIDENT[[Counter.ADMITTED, Counter.EVICTED]] = 1, -1
 _IS_LIVE = np.zeros(len(Counter), np.int64)  # and to the keys with a row
@@ -57,7 +56,7 @@ class StatisticsCollector:
         self._first_tables: list[int] = [0, *np.cumsum(num_tables)[:-1].tolist()]  # of each group
         # Rows on the device and keys with a row that no count explains: a sum for each batch would take longer.
         self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
-        self._hot_counts = [tiered.planner.hot_counts() for tiered in pipeline.tiered_groups]
+        self._hot_counts = [tiered.planner.hot_counts for tiered in pipeline.tiered_groups]
         self._policy: Mapping[str, float] = {}
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
@@ -66,6 +65,7 @@ class StatisticsCollector:
     def take(self) -> Statistics:
         """Return the statistics since the last call."""
         pipeline = self._pipeline
+        hot_rows, saturated_rows = np.concatenate(self._hot_counts, axis=1)
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
         statistics = Statistics(
             batches=self._batches,
@@ -76,7 +76,8 @@ class StatisticsCollector:
             resident_rows=self._resident + self._counts @ _IS_RESIDENT,
             live_keys=self._live + self._counts @ _IS_LIVE,
             index_places=self._places.copy(),
-            **self._hot_rows(),
+            hot_rows=hot_rows,
+            saturated_rows=saturated_rows,
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),
             update_norm_counts=self._updates.counts - self._updates_taken.counts,
@@ -175,7 +176,7 @@ class StatisticsCollector:
         while evicted_between_batches:
             group, evicted = evicted_between_batches.popleft()
             self._resident[self._first_tables[group] :][: len(evicted)] -= evicted
-        self._hot_counts = [plan.hot_counts or old for plan, old in zip(ready.plans, self._hot_counts, strict=True)]
+        self._hot_counts = [plan.hot_counts for plan in ready.plans]
         self._policy, self._updates = ready.reported, ready.update_sizes
         for tiered, num_places in ready.index_places.items():
             self._places[self._first_tables[tiered]] = num_places
@@ -187,7 +188,7 @@ class StatisticsCollector:
         planned have been counted.
         """
         self._updates = self._pipeline.feedback.current_update_sizes()
-        self._hot_counts = [tiered.planner.hot_counts() for tiered in self._pipeline.tiered_groups]
+        self._hot_counts = [tiered.planner.hot_counts for tiered in self._pipeline.tiered_groups]
         if not recount:
             return
         self._pipeline.evicted_between_batches.clear()
@@ -197,8 +198,3 @@ class StatisticsCollector:
             np.concatenate([tiered.live_keys() for tiered in self._pipeline.tiered_groups]) - self._counts @ _IS_LIVE
         )
         self._places = self._places_now()
-
-    def _hot_rows(self) -> dict[str, NDArray[np.int64]]:
-        """Return the columns of `HotCounts` of all tables, by their names in `Statistics`."""
-        groups = [vars(counts) for counts in self._hot_counts]
-        return {f"{name}_rows": np.concatenate([group[name] for group in groups]) for name in groups[0]}

@@ -1,4 +1,4 @@
-"""`HotSet`: the hot_set rows, with the size of their updates and the skip rule's answers.
+"""`HotSet`: the hot rows, with the size of their updates and the skip rule's answers.
 
 Only rows looked up often enough are hot_set. The set is keyed by row and separate from the tiers, so answers do not
 depend on where rows are stored. Only the planning thread uses it; sums of gradients belong to the training thread
@@ -34,7 +34,7 @@ COLUMNS: Final = ENTRY.names or ()
 
 @dataclass(frozen=True)
 class HotRows:
-    """The hot_set rows among the distinct rows of a batch."""
+    """The hot rows among the distinct rows of a batch."""
 
     places: NDArray[np.int32]  # (n,) positions among the distinct rows, ascending
     entries: NDArray[np.int32]  # (n,)

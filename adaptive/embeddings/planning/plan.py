@@ -5,7 +5,7 @@ slot of the device tier (>= 0) or ~row of the host tier (< 0).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -110,18 +110,6 @@ class Deferred:
 
 
 @dataclass(frozen=True)
-class HotCounts:
-    """Hot rows as of the skip rule's latest call; (tables of the group,) each."""
-
-    hot: Int64s
-    saturated: Int64s  # those of them whose latest updates moved them by less than 5% of their length each
-
-    @classmethod
-    def none(cls, num_tables: int) -> "HotCounts":
-        return cls(*(np.zeros(num_tables, np.int64) for _ in fields(cls)))
-
-
-@dataclass(frozen=True)
 class UpdateSizes:
     """Row updates by their L2 norms, of all batches whose feedback has arrived."""
 
@@ -138,8 +126,8 @@ class GroupPlan:
     row_updates: RowUpdates  # with `deferred`, of all distinct rows
     moves: Moves
     tally: Int64s  # (tables of the group, counters)
+    hot_counts: Int64s  # (2, tables of the group) hot and saturated rows as of the rule's latest call, for reports
     deferred: Deferred | None = None
-    hot_counts: HotCounts | None = None  # for reports: as of this batch, independent of the look-ahead
     on_device: OnDevice | None = None  # if the device has lookups; no row is used on the host then
 
     @property

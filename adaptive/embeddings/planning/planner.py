@@ -22,7 +22,7 @@ from adaptive.counters import Counter
 from adaptive.embeddings.planning.books import NO_ENTRIES, SlotTable, Tracker, lowest
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Bags, Lookups
-from adaptive.embeddings.planning.plan import Feedback, GroupPlan, HotCounts, Moves, Pooling, RowUpdates, no_rows
+from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.embeddings.planning.skipping import Skipper
@@ -61,6 +61,7 @@ class Planner:
         self._policy_caller = policy_caller
         self._row_bytes = row_bytes
         self._memory = ScratchPool()
+        self._no_hot_rows = np.zeros((2, len(group.tables)), np.int64)
         self._has_scored = False
         self._entered: tuple[Distinct, Entered] | None = None  # prepared and not committed
 
@@ -80,9 +81,10 @@ class Planner:
             counts += self.group.count_by_table(rows)
         return counts
 
-    def hot_counts(self) -> HotCounts:
-        """Numbers of hot and saturated rows, by table."""
-        return HotCounts.none(len(self.group.tables)) if self.skipper is None else self.skipper.hot_counts
+    @property
+    def hot_counts(self) -> Int64s:
+        """(2, tables of the group) numbers of hot rows, and of those that were saturated at the rule's latest call."""
+        return self._no_hot_rows if self.skipper is None else self.skipper.hot_counts
 
     # --- one batch -------------------------------------------------------------------------------------------
 
@@ -141,14 +143,14 @@ class Planner:
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         self._count_bytes(pooling, tally)
         if self.skipper is None:
-            return GroupPlan(number, pooling, row_updates, moves, tally, on_device=lookups.on_device)
+            return GroupPlan(number, pooling, row_updates, moves, tally, self.hot_counts, None, lookups.on_device)
         assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
         decision = self.skipper.decide(distinct, changes.entered, tally)
         if decision.deferred is None:
             row_updates = row_updates.take(decision.written)
         self.slots.mark_dirty(decision.written, locations)
-        followed = decision.deferred, self.skipper.hot_counts
-        return GroupPlan(number, pooling, row_updates, moves, tally, *followed, lookups.on_device)
+        of_rule = self.hot_counts, decision.deferred
+        return GroupPlan(number, pooling, row_updates, moves, tally, *of_rule, lookups.on_device)
 
     def commit_books(self, changes: "SlotChanges", bags: Bags | None) -> tuple[Int64s, Int64s]:
         """Apply the decisions of `prepare` to the books without making a plan, for simulations.

@@ -20,7 +20,7 @@ from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.books import Tracker
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.plan import Deferred, Feedback, HotCounts, no_rows
+from adaptive.embeddings.planning.plan import Deferred, Feedback, no_rows
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.row_stats import StatsSource
 from adaptive.kernels.planning import hot_set
@@ -56,7 +56,7 @@ class Skipper:
     """
 
     hot: HotSet
-    hot_counts: HotCounts
+    hot_counts: Int64s  # see `Planner.hot_counts`
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Skipper:
     def forget(self) -> None:
         """Start over, because other rows have been loaded."""
         self.hot = HotSet(self._capacity, self._skip, self._group.num_rows)
-        self.hot_counts = HotCounts.none(len(self._group.tables))
+        self.hot_counts = np.zeros((2, len(self._group.tables)), np.int64)
 
     @property
     def num_bytes(self) -> int:
@@ -115,7 +115,7 @@ class Skipper:
         )
 
     def ask(self, number: int) -> None:
-        """Call the rule about all hot_set rows, before batch `number` is planned."""
+        """Call the rule about all hot rows, before batch `number` is planned."""
         hot, entries = self.hot, slice(0, self.hot.num_entries)
         if hot.num_entries == 0:
             return
@@ -154,14 +154,13 @@ class Skipper:
         self.hot.learn(feedback)
 
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the hot_set rows of a checkpoint: `columns` of the hot set, in order of entry."""
+        """Restore the hot rows of a checkpoint: `columns` of the hot set, in order of entry."""
         self.hot.restore(columns)
         self.count_hot_rows()
 
     def count_hot_rows(self) -> None:
-        """Count the hot_set rows, and those that were saturated at the rule's latest call."""
+        """Count the hot rows, and those that were saturated at the rule's latest call."""
         hot, size = self.hot, len(self._group.tables)
         rows = hot.rows[: hot.num_entries]
         tables, saturated = self._group.tables_of(rows), hot.saturated[: hot.num_entries]
-        counts = (np.bincount(chosen, minlength=size) for chosen in (tables, tables[saturated]))
-        self.hot_counts = HotCounts(*counts)
+        self.hot_counts = np.array([np.bincount(chosen, minlength=size) for chosen in (tables, tables[saturated])])

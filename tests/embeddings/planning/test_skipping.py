@@ -327,9 +327,9 @@ def states_of_rows(optimizer: RowOptimizer, depth: int) -> list[tuple[list[int],
     states = []
     for planned in embeddings.look_ahead([Batch.of(t=[1, 2], labels=[0, 0])] * 120, depth=depth):
         plan = planned.works[0].plan
-        assert plan is not None and plan.hot_counts is not None
+        assert plan is not None
         waits = [] if plan.deferred is None else np.delete(plan.deferred.summed, plan.deferred.applied)
-        states.append((plan.row_updates.rows[np.asarray(waits, int)].tolist(), int(plan.hot_counts.saturated.sum())))
+        states.append((plan.row_updates.rows[np.asarray(waits, int)].tolist(), int(plan.hot_counts[1].sum())))
         factors = torch.tensor(gradients(planned.number))[:, None]
         (embeddings(planned)["t"] * factors).sum().backward()
         embeddings.step()

@@ -1,4 +1,4 @@
-"""The books of hot_set rows: who is hot_set, sizes of updates, who waits, what is counted. Answers written out."""
+"""The books of hot rows: which rows are hot, sizes of updates, which gradients are deferred."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ class Table:
         self._find = choose(hot_set.find_entries)
 
     def find(self, rows: NDArray[np.int64], accesses: Any, least: int) -> list[tuple[int, int]]:
-        """(place, entry) of each hot_set row."""
+        """(place, entry) of each hot row."""
         places, entries = np.full(len(rows), -9, np.int32), self.row_entries[rows]
         books = self.row_entries, self.rows, self.num
         self.num, count = self._find(rows, accesses[rows], least, *books, places, entries)
