@@ -312,22 +312,19 @@ def make_policy(policy: str | type[Policy] | Policy, options: Options | None = N
 
 
 def _checked_policy(policy: Policy) -> Policy:
+    rule = policy.rule  # its own, not one that the class shares: rules have state
+    has_own_rule = rule is None or (isinstance(rule, SkipRule) and rule is not getattr(type(policy), "rule", None))
     _check_attributes(
         "policy",
         policy,
         misses=("'prefetch' or 'host'", policy.misses in ("prefetch", "host")),
         device_rows=("None, '0' or '100%'", policy.device_rows in (None, "0", "100%")),
         window=("an integer of at least 0", isinstance(policy.window, int) and policy.window >= 0),
-        rule=("None or a SkipRule created in __init__", policy.rule is None or _has_own_rule(policy)),
+        rule=("None or a SkipRule created in __init__", has_own_rule),
     )
-    if policy.rule is not None:
-        _checked_rule(policy.rule)
+    if rule is not None:
+        _checked_rule(rule)
     return policy
-
-
-def _has_own_rule(policy: Policy) -> bool:
-    """True if the policy's rule is its own, not one that the class shares: rules have state."""
-    return isinstance(policy.rule, SkipRule) and policy.rule is not getattr(type(policy), "rule", None)
 
 
 def policy_parameters(cls: type[Policy] | type[SkipRule]) -> dict[str, inspect.Parameter]:

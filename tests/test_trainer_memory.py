@@ -103,7 +103,7 @@ def test_the_error_takes_twice_what_was_asked_for() -> None:
 def test_libraries_have_their_own_words_for_full_memory(error: Exception, full: bool) -> None:
     assert is_out_of_memory(error) == full
     raised = pytest.raises(DeviceMemoryError if full else type(error))
-    with one_table(5) as embeddings, raised, embeddings.runtime.running_out("here"):
+    with one_table(5) as embeddings, raised, embeddings.runtime.pipeline.running_out("here"):
         raise error
 
 

@@ -10,7 +10,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -58,14 +58,6 @@ class Runtime:
     statistics: StatisticsCollector
     view: TierView
 
-    def ask_policy(self, method: str, question: Callable[[], T]) -> T:
-        """Call the policy outside of training, for its state for example.
-
-        Raises:
-            PolicyError: if it raises; the message contains `method`.
-        """
-        return self.pipeline.policy_caller.ask(method, question)
-
     @property
     def may_end_early(self) -> bool:
         """True if batches that were read but not planned can be read again: the policy does not arrange them."""
@@ -75,10 +67,6 @@ class Runtime:
         """Plan no more batches in the running look-ahead. Requires `may_end_early`."""
         assert self.may_end_early
         self.pipeline.ending = True
-
-    def running_out(self, when: str) -> AbstractContextManager[None]:
-        """Turn running out of GPU memory inside into a `DeviceMemoryError` that says which `device_rows` would fit."""
-        return self.pipeline.running_out(when)
 
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # the default of the command line, too

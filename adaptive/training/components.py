@@ -163,7 +163,9 @@ def build(
         seed=config.seed,
     )
     try:
-        with embeddings.runtime.running_out("in building the model"):  # an optimizer may allocate its state at once
+        with embeddings.runtime.pipeline.running_out(
+            "in building the model"
+        ):  # an optimizer may allocate its state at once
             model = make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
             optimizer = dense_optimizer(config.dense_optimizer, model)
         return Components(tables, embeddings, model, optimizer)

@@ -139,7 +139,7 @@ def _predictions(
     size = embeddings.peers.size if isinstance(embeddings, ShardedEmbeddingBag) else 1
     number, remaining = 0, iter(batches)
     while several := list(islice(remaining, size)):
-        running_out = embeddings.runtime.running_out("in an evaluation")
+        running_out = embeddings.runtime.pipeline.running_out("in an evaluation")
         with running_out, evaluating(model), torch.no_grad():  # per batch: the caller may train in between
             if isinstance(embeddings, ShardedEmbeddingBag):
                 logits_of_ranks = _logits_of_ranks(embeddings, model, several)

@@ -121,7 +121,7 @@ class Trainer:
         Raises:
             DeviceMemoryError: if GPU memory runs out. In the passes, nothing has changed then.
         """
-        name, running_out = f"step {self.recorder.steps + 1}", self.embeddings.runtime.running_out
+        name, running_out = f"step {self.recorder.steps + 1}", self.embeddings.runtime.pipeline.running_out
         with running_out("in the forward or backward pass"), restoring_buffers_on_error(self.model):
             passed = self._passes(planned)
             self._check(passed, planned, name)

@@ -110,13 +110,6 @@ def drop_hot_rows(
 logger = logging.getLogger("adaptive.embeddings.engine")
 
 
-def _resize_group(pipeline: Pipeline, number: int, num_slots: int, evicted: Int64s) -> Int64s:
-    """Change a group's number of slots; return its evicted rows (tables,). Under the lock, with no batch in flight."""
-    tiered = pipeline.tiered_groups[number]
-    pipeline.notifier.leave(number, tiered.rows_in(evicted))
-    return tiered.resize(num_slots, evicted)
-
-
 def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int] | None:
     """Return slots with which the next batch and `depth` earlier ones fit; None: no way."""
     now, needed = _count_slots(pipeline), _count_needed_slots(pipeline, queued, depth)
@@ -126,7 +119,10 @@ def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]
     pipeline.peak_slots = [max(most, count) for most, count in zip(pipeline.peak_slots, counts, strict=True)]
     needs = [Need(least, most) for least, most in zip(needed, pipeline.peak_slots, strict=True)]
     may_grow = pipeline.tier.device_rows == "auto" and pipeline.mover.device.type == "cpu"
-    return shared_by_need(pipeline.groups, now, needs, _slot_costs(pipeline), may_grow=may_grow)
+    device_rows, costs = pipeline.tier.device_rows, [1] * len(now)
+    if not (device_rows.endswith("%") or device_rows.isdigit()):  # in bytes
+        costs = [sum(tiered.host.num_bytes) // tiered.group.num_rows for tiered in pipeline.tiered_groups]
+    return shared_by_need(pipeline.groups, now, needs, costs, may_grow=may_grow)
 
 
 def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
@@ -144,9 +140,9 @@ def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
         for n in givers_first:
             if slots[n] != now[n]:
                 tiered = pipeline.tiered_groups[n]
-                taken = tiered.taken_slots()  # all idle
-                evicted = tiered.oldest(taken, len(taken) - slots[n])
-                pipeline.evicted_between_batches.append((n, _resize_group(pipeline, n, slots[n], evicted)))
+                rows, counts = tiered.resize(slots[n])
+                pipeline.notifier.leave(n, rows)
+                pipeline.evicted_between_batches.append((n, counts))
         pipeline.finish_copies()
     logger.info("batch %d: slots rebalanced across widths: %s", number, list(slots))
 
@@ -183,13 +179,6 @@ def _count_needed_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> 
         tiered.planner.slots_needed(lookups.distinct, number, depth)
         for tiered, lookups in zip(pipeline.tiered_groups, queued.lookups, strict=True)
     ]
-
-
-def _slot_costs(pipeline: Pipeline) -> list[int]:
-    """Return the cost of a slot of each group: 1, or its bytes if `device_rows` is in bytes."""
-    if pipeline.tier.device_rows.endswith("%") or pipeline.tier.device_rows.isdigit():
-        return [1] * len(pipeline.tiered_groups)
-    return [sum(tiered.host.num_bytes) // tiered.group.num_rows for tiered in pipeline.tiered_groups]
 
 
 def _is_enough(needed: Sequence[int], have: Sequence[int]) -> bool:

@@ -170,25 +170,16 @@ class TieredGroup:
         # Rows of a batch that is planned but not trained stay dirty, because it will change them.
         slots.clean(dirty[slots.used[dirty] <= trained])
 
-    def taken_slots(self) -> Int64s:
-        """Return the slots (n,) with a row."""
-        return self.planner.slots.taken()
+    def resize(self, num_slots: int) -> tuple[Int64s, Int64s]:
+        """Change the number of slots, after a flush and with no batch in flight.
 
-    def oldest(self, slots: Int64s, count: int) -> Int64s:
-        """Return the `count` least recently used of the slots (n,)."""
-        return slots[np.argsort(self.planner.slots.used[slots], kind="stable")[: max(count, 0)]]
-
-    def rows_in(self, slots: Int64s) -> Int64s:
-        """Return the rows (n,) in slots (n,)."""
-        return self.planner.slots.rows[slots]
-
-    def resize(self, num_slots: int, evicted: Int64s) -> Int64s:
-        """Change the number of slots, after a flush; rows stay, except those in `evicted`.
-
-        Returns the number of evicted rows (tables of the group,).
+        The least recently used rows that do not fit any more are evicted. Returns them, and their number (tables of the
+        group,).
         """
         slots = self.planner.slots
-        tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
+        taken = slots.taken()
+        evicted = taken[np.argsort(slots.used[taken], kind="stable")[: max(len(taken) - num_slots, 0)]]
+        rows, tally = slots.rows[evicted], np.zeros((len(self.group.tables), len(Counter)), np.int64)
         back_slots, _ = slots.release(evicted, tally)
         assert not len(back_slots), "evicted rows have been written back"
         slots.compact(num_slots)
@@ -196,7 +187,7 @@ class TieredGroup:
         taken = slots.taken()
         moves = Moves(fetch_slots=taken, fetch_rows=slots.rows[taken], fetch_initial=slots.flags[taken] == 0)
         self.device.fetch(moves)
-        return tally[:, Counter.EVICTED]
+        return rows, tally[:, Counter.EVICTED]
 
     # --- the hot set -----------------------------------------------------------------------------------------
 

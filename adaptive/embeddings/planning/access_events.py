@@ -165,8 +165,9 @@ class AccessNotifier:
         """
         try:
             self._notify_between_batches(number)
-            if self._follows:
-                self._notify_lookups(distinct, number)
+            if self._follows and self._latest != number:  # once per batch, also if slots are rebalanced for it
+                self._policy_caller.notify("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
+                self._latest = number
             slot_changes = [
                 planner.prepare(rows, number, depth, window)
                 for planner, rows, window in zip(self._planners, distinct, windows, strict=True)
@@ -205,12 +206,6 @@ class AccessNotifier:
                 noted = np.sort(np.concatenate(rows))
                 rows.clear()
                 self._policy_caller.notify(method, number, noted)
-
-    def _notify_lookups(self, distinct: Sequence[Distinct], number: int) -> None:
-        """Called once per batch, and again if slots are rebalanced for it."""
-        if self._latest != number:
-            self._policy_caller.notify("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
-            self._latest = number
 
     def _notify(self, method: str, number: int, group_rows: Callable[[int], Int64s]) -> None:
         if len(rows := self._all(group_rows)):

@@ -322,27 +322,20 @@ class PolicyCaller:
         except BaseException as error:
             if error is self._explained or (self._source is not None and error is self._source.error):
                 raise
-            raise self._raised(method, step, error) from error
+            raise PolicyError(f"{self._place(method, step)} raised {error_text(error)}. {CHECK}") from error
 
     # --- errors; `step`: number of the batch, -1: none -------------------------------------------------------
-
-    def _raised(self, method: str, step: int, error: BaseException) -> PolicyError:
-        return PolicyError(f"{self._place(method, step)} raised {error_text(error)}. {CHECK}")
 
     def _wrong(self, method: str, step: int, expected: str, got: str) -> PolicyError:
         return PolicyError(f"{self._place(method, step)}: expected {expected}, got {got}. {CHECK}")
 
     def _place(self, method: str, step: int) -> str:
-        return f"{self._owner(method)}.{method.removeprefix(OF_RULE)}{_at(step)}"
+        return f"{self._owner(method)}.{method.removeprefix(OF_RULE)}" + (f" at batch {step}" if step >= 0 else "")
 
     def _owner(self, method: str) -> str:
         if method.startswith(OF_RULE):
             return f"skip rule {type(self.rule).__name__}"
         return f"policy {type(self.policy).__name__}"
-
-
-def _at(step: int) -> str:
-    return f" at batch {step}" if step >= 0 else ""
 
 
 class _Source(Iterator[Batch]):

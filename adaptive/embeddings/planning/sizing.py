@@ -66,7 +66,8 @@ def choose_slots(
     if wanted != "auto":
         slots = _shared_out(groups, wanted, optimizer)
     elif room is None:
-        slots = [_auto(group, tier.held_rows) for group in groups]
+        shares = [parse_size(AUTO_SHARE, row_bytes=1, num_rows=group.num_rows) for group in groups]
+        slots = [max(share, min(g.num_rows, tier.held_rows)) for share, g in zip(shares, groups, strict=True)]
         reason = "auto: 10% of the rows"
         if sum(slots) > sum(-(-group.num_rows // 10) for group in groups):
             reason = _held_reason(tier)
@@ -183,12 +184,6 @@ def _cost(costs: Sequence[int], slots: Sequence[int]) -> int:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def _auto(group: Group, held_rows: int) -> int:
-    """Slots of a group under `auto`: a share of its rows, at least all held rows."""
-    share = parse_size(AUTO_SHARE, row_bytes=1, num_rows=group.num_rows)
-    return max(share, min(group.num_rows, held_rows))
 
 
 def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -> list[int]:

@@ -43,9 +43,9 @@ def policy_state(embeddings: Embeddings) -> Arrays:
         PolicyError: if a `state_dict` fails or returns something else.
     """
     policy = embeddings.policy
-    state = _checked(policy, embeddings.runtime.ask_policy("state_dict", policy.state_dict))
+    state = _checked(policy, embeddings.runtime.pipeline.policy_caller.ask("state_dict", policy.state_dict))
     if (rule := embeddings.rule) is not None:
-        of_rule = _checked(rule, embeddings.runtime.ask_policy(f"{OF_RULE}state_dict", rule.state_dict))
+        of_rule = _checked(rule, embeddings.runtime.pipeline.policy_caller.ask(f"{OF_RULE}state_dict", rule.state_dict))
         state |= {OF_RULE + name: array for name, array in of_rule.items()}
         if isinstance(rule, InputRule):
             state[INPUTS] = np.array([rule.rest, rule.seen_inputs, rule.dropped_inputs, *rule.weight_sums])
@@ -68,9 +68,11 @@ def load_policy_state(embeddings: Embeddings, state: Mapping[str, NDArray[Any]],
                 f"expected {new.dtype} {new.shape}, got {_text(saved)} ({where}: policy array {name})"
             )
     try:
-        embeddings.runtime.ask_policy("load_state_dict", lambda: policy.load_state_dict(of_policy))
+        embeddings.runtime.pipeline.policy_caller.ask("load_state_dict", lambda: policy.load_state_dict(of_policy))
         if (rule := embeddings.rule) is not None:
-            embeddings.runtime.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
+            embeddings.runtime.pipeline.policy_caller.ask(
+                f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule)
+            )
         if isinstance(rule, InputRule) and INPUTS in state:
             *counts, total, squares = state[INPUTS].tolist()
             rule.rest, rule.seen_inputs, rule.dropped_inputs = map(int, counts)
