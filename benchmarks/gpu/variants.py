@@ -157,8 +157,8 @@ class Tiers(Ours):
         if spec.trainer:
             self._keep_statistics()
         if spec.tracker_threads:
-            for lane in self.bag.runtime.pipeline.lanes:
-                lane.planner.tracker.threads = spec.tracker_threads
+            for tiered in self.bag.runtime.pipeline.tiered_groups:
+                tiered.planner.tracker.threads = spec.tracker_threads
         self._set_programs(spec.programs if accelerator.is_gpu else 0)
         self._store_every_row()
 
