@@ -313,7 +313,11 @@ class Synthetic(Dataset):
         kernels.draw_normals(self._latent_key, start, latent)
         if self.num_dense:
             kernels.draw_dense(self._dense_keys, self._quantiles, start, LATENT_CORRELATION, latent, dense)
-        kernels.draw_ids(self._fields, self._curves, self._quantiles, start, first_drifted, latent, ids)
+        lookups = self.config.lookups
+        kernels.draw_ids(
+            self._fields, self._curves, self._quantiles, start * lookups, first_drifted * lookups, lookups,
+            np.repeat(latent, lookups), ids.reshape(len(ids), -1),
+        )  # fmt: skip
         return ids, dense
 
     def _calibration_parts(self) -> NDArray[np.float64]:

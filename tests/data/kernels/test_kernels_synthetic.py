@@ -76,7 +76,9 @@ def run_array_kernels(data: Synthetic, pick: Callable[[Any], Any]) -> list[NDArr
     pick(kernels.draw_normals)(data._latent_key, start, latent)
     if data.num_dense:
         pick(kernels.draw_dense)(data._dense_keys, data._quantiles, start, 0.8, latent, dense)
-    pick(kernels.draw_ids)(fields, data._curves, data._quantiles, start, drifted, latent, ids)
+    lookups, flat = data.config.lookups, ids.reshape(len(ids), -1)
+    of_lookups, places = np.repeat(latent, lookups), (start * lookups, drifted * lookups, lookups)
+    pick(kernels.draw_ids)(fields, data._curves, data._quantiles, *places, of_lookups, flat)
     pick(kernels.add_main)(fields, teacher.main, drifted, ids, parts[0])
     pick(kernels.add_pairs)(fields, teacher.pairs, drifted, ids, parts[1])
     pick(kernels.add_dense)(teacher.linear, teacher.curved, dense, parts[2])

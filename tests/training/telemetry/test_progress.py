@@ -114,7 +114,9 @@ def test_a_terminal_without_colors(terminal, monkeypatch, name, value):
     progress.close()
     assert "20,480 samples/s" in terminal.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*m", terminal.getvalue())
-    assert name == "NO_COLOR" or (terminal.getvalue().startswith("  2% | step 20") and "\x1b" not in terminal.getvalue())
+    assert name == "NO_COLOR" or (
+        terminal.getvalue().startswith("  2% | step 20") and "\x1b" not in terminal.getvalue()
+    )
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
