@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from adaptive.data.data_options import DataOptions, SyntheticConfig
     from adaptive.data.dataset import Dataset, Feature
     from adaptive.data.open import open_dataset
-    from adaptive.data.synthetic.synthetic_stream import Synthetic
+    from adaptive.data.synthetic import Synthetic
     from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
     from adaptive.embeddings.engine.statistics import Statistics
     from adaptive.embeddings.planned_batch import Planned
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
         SkipRule,
         TierView,
     )
-    from adaptive.studies.own_loop.loop_recording import Recording
-    from adaptive.studies.own_loop.loop_studies import compare_policies, simulate_policies
+    from adaptive.studies.own_loop import Recording, compare_policies, simulate_policies
     from adaptive.studies.policy_checks import check_policy, check_rule
     from adaptive.training.evaluation import Evaluation, evaluate
     from adaptive.training.runs.loading import LoadedRun, load_run
@@ -48,7 +47,7 @@ _PUBLIC_NAMES = {
     "data.data_options": "DataOptions SyntheticConfig",
     "data.dataset": "Dataset Feature",
     "data.open": "open_dataset",
-    "data.synthetic.synthetic_stream": "Synthetic",
+    "data.synthetic": "Synthetic",
     "distributed.sharded_embedding_bag": "ShardedEmbeddingBag",
     "embeddings.engine.statistics": "Statistics",
     "embeddings.planned_batch": "Planned",
@@ -60,8 +59,7 @@ _PUBLIC_NAMES = {
     "models.model_settings": "DLRMConfig TBSMConfig",
     "optim": "Adagrad Adam FTRL RowOptimizer RowwiseAdagrad SGD",
     "policy": "ByRow Calibrates Follows InputPolicy InputRule NEVER Policy RowStats SATURATED SkipRule TierView",
-    "studies.own_loop.loop_recording": "Recording",
-    "studies.own_loop.loop_studies": "compare_policies simulate_policies",
+    "studies.own_loop": "Recording compare_policies simulate_policies",
     "studies.policy_checks": "check_policy check_rule",
     "training.evaluation": "Evaluation evaluate",
     "training.runs.loading": "LoadedRun load_run",

@@ -23,7 +23,7 @@ from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.data.rows.row_dataset import RowDataset
 from adaptive.data.rows.split import survey
 from benchmarks import harness

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
-from adaptive.data.synthetic.fields import table_sizes
+from adaptive.data.synthetic import table_sizes
 
 NUM_DENSE = 13
 SCATTER = 2_654_435_761  # a prime: popular ids are not neighbours

@@ -32,7 +32,7 @@ from adaptive.cli.output import note, show_anything
 from adaptive.cli.run_command import run
 from adaptive.cli.simulate_command import simulate
 from adaptive.cli.trained_commands import evaluate, export, predict
-from adaptive.data.reading_progress import ReportBytes, listen_to_reading
+from adaptive.data import ReportBytes, listen_to_reading
 from adaptive.errors import NO_TORCH, AdaptiveError, custom_place, error_text
 from adaptive.system import STOPPED, is_hangup_heard
 from adaptive.training.telemetry.formatting import bytes_text

@@ -16,7 +16,7 @@ from adaptive.cli.output import check_folders, note, own_stdout, print_document,
 if TYPE_CHECKING:
     from adaptive.studies.compare.comparison_runs import Outcome
     from adaptive.studies.compare.contenders import Contender
-    from adaptive.studies.compare.time_to_auc import ToAuc
+    from adaptive.studies.compare.verdicts import ToAuc
 
 
 @with_flags("--policy", "--out")

@@ -15,7 +15,7 @@ from adaptive.errors import ConfigError
 from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
-    from adaptive.data.reading_progress import PartRead
+    from adaptive.data import PartRead
 
 FOLDER = "vocabulary"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\r": "\\r", "\n": "\\n"})
@@ -36,7 +36,7 @@ def prepare(
     DIR appears when it is complete.
     """
     from adaptive.data.data_options import DataOptions
-    from adaptive.data.prepared.prepared_writer import prepare as write
+    from adaptive.data.prepared_writer import prepare as write
     from adaptive.training.settings import load_settings
 
     flags = {"data": data, **({"data.schema_path": str(schema)} if schema is not None else {})}

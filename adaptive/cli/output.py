@@ -16,7 +16,7 @@ from adaptive.training.telemetry.formatting import bytes_text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from adaptive.training.telemetry.document import Document
+    from adaptive.training.telemetry.formatting import Document
 
 
 def print_result(

@@ -63,8 +63,8 @@ def _simulate(
     *,
     as_json: bool,
 ) -> None:
-    from adaptive.studies.simulate.simulation import simulate as run_simulation
-    from adaptive.studies.simulate.simulation_report import simulation_document, stop_lines
+    from adaptive.studies.simulation import simulate as run_simulation
+    from adaptive.studies.simulation import simulation_document, stop_lines
     from adaptive.system import StopRequest
     from adaptive.training.telemetry.progress import Countdown
 
@@ -83,7 +83,7 @@ def _simulate(
 
 
 def _count_skew(config: "TrainConfig", markdown: Path | None, *, as_json: bool) -> None:
-    from adaptive.studies.simulate.skew import count_skew, skew_document, skew_stop_lines
+    from adaptive.studies.skew import count_skew, skew_document, skew_stop_lines
     from adaptive.system import StopRequest
     from adaptive.training.telemetry.progress import Countdown
 

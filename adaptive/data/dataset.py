@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.config import KeyRules
-from adaptive.data.reading_progress import PartRead
+from adaptive.data import PartRead
 from adaptive.errors import ConfigError, InputError
 
 DAY: Final = 86_400.0  # seconds

@@ -23,8 +23,8 @@ _BUILT_IN: Final = (
     "the stream is built in and reads no files. To use your files, add --data csv:PATH",
 )
 _KINDS: Final = {
-    "synthetic": Kind("synthetic.synthetic_stream", "open_synthetic", *_BUILT_IN),
-    "sequences": Kind("sequences.sequence_dataset", "open_sequences", (*_BUILT_IN[0], "keys"), _BUILT_IN[1]),
+    "synthetic": Kind("synthetic", "open_synthetic", *_BUILT_IN),
+    "sequences": Kind("sequences", "open_sequences", (*_BUILT_IN[0], "keys"), _BUILT_IN[1]),
     "criteo": Kind(
         "text.delimited",
         "open_criteo",
@@ -34,14 +34,12 @@ _KINDS: Final = {
     "csv": Kind("text.delimited", "open_csv"),
     "parquet": Kind("arrow.parquet", "open_parquet"),
     "prepared": Kind(
-        "prepared.prepared_reader",
+        "prepared_reader",
         "open_prepared",
         ("schema_path", "holdout", "time_split", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
-    "taobao": Kind(
-        "sequences.taobao", "open_taobao", ("schema_path", "eval_part", "keys"), "the format does not have it"
-    ),
+    "taobao": Kind("taobao", "open_taobao", ("schema_path", "eval_part", "keys"), "the format does not have it"),
 }
 BUILT_IN: Final = ("synthetic", "sequences")
 FILE_KINDS: Final = tuple(kind for kind in _KINDS if kind not in BUILT_IN)

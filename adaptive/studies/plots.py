@@ -13,7 +13,7 @@ from adaptive.storage.durable import write_atomic
 from adaptive.studies.compare import ComparedPolicy, Comparison
 from adaptive.studies.compare.comparison_report import busy_shares
 from adaptive.studies.compare.verdicts import CONFIDENCE
-from adaptive.studies.simulate.simulation import Simulation
+from adaptive.studies.simulation import Simulation
 from adaptive.training.telemetry.record import LOOK_AHEAD_STAGES, STAGES
 
 SUFFIXES: Final = (".png", ".svg")

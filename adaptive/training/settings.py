@@ -32,8 +32,7 @@ from adaptive.plugins import (
     policy_parameters,
     refuse_unnamed,
 )
-from adaptive.storage.files import read_file
-from adaptive.storage.presets import MOST_BYTES
+from adaptive.storage.files import MOST_BYTES, read_file
 
 PREFIX = "ADAPTIVE_"
 NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # for scripts, tests and benchmarks

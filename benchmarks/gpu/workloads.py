@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
-from adaptive.data.synthetic.fields import CRITEO_KAGGLE
+from adaptive.data.synthetic import CRITEO_KAGGLE
 from adaptive.models.dense.dlrm import DLRM
 from adaptive.models.model_settings import DLRMConfig
 from benchmarks.streams import NUM_DENSE, kaggle_tables, make_batches, rank_ids

@@ -21,7 +21,7 @@ from torch import Tensor
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.errors import InputError
 from adaptive.training.runs import resume_run
 

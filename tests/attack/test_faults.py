@@ -20,9 +20,9 @@ from support.rank_pool import ROOT, RankPool
 from adaptive import system
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import AdaptiveError, CheckpointError
+from adaptive.storage.checkpoint import Checkpoints
 from adaptive.storage.durable import Disk
-from adaptive.storage.run_checkpoints import Checkpoints
-from adaptive.training.telemetry import events, jsonl
+from adaptive.training.telemetry import jsonl, tensorboard
 
 pytestmark = attack
 
@@ -56,7 +56,7 @@ def spoiled(patch: pytest.MonkeyPatch, found: Counted) -> Iterator[None]:
             own.setattr(Disk, name, _counting(getattr(Disk, name), found))
         for name in ("_read_runs", "_write_runs"):
             own.setattr(FileHost, name, _failing(getattr(FileHost, name), found, name))
-        for module in (jsonl, events):
+        for module in (jsonl, tensorboard):
             own.setattr(module, "open", _opening(found), raising=False)
         yield
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adaptive.studies.policy_checks.checks import CHECKS
+from adaptive.studies.policy_checks import CHECKS
 
 Cli = Callable[..., Any]
 

@@ -7,7 +7,7 @@ import pytest
 from support.builders import assert_same_batches, csv_data
 
 from adaptive.data.dataset import Dataset, by_table
-from adaptive.data.key_numbers import number_keys
+from adaptive.studies.simulation import number_keys
 
 SCHEMA = """
 label = { column = "y" }
@@ -37,7 +37,7 @@ def test_rows_are_those_of_a_vocabulary(tmp_path: Path) -> None:
 
 
 def test_later_keys_share_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.data.key_numbers.READ_SAMPLES", 10)
+    monkeypatch.setattr("adaptive.studies.simulation.READ_SAMPLES", 10)
     keyed = opened(tmp_path, "keys = true, capacity = 5")
     numbered = number_keys(keyed, most=10)
     (keys,), (rows,) = keyed.train(60), numbered.train(60)

@@ -16,7 +16,7 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, by_table, shape_of
 from adaptive.data.kernels import text as kernels
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.data.rows.batcher import MISSING_KEY
 from adaptive.data.rows.row_source import key_of
 from adaptive.data.text.schema import load_schema

@@ -8,7 +8,7 @@ import pytest
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
 from adaptive.data.rows.row_dataset import RowDataset
-from adaptive.data.synthetic.synthetic_stream import Synthetic
+from adaptive.data.synthetic import Synthetic
 from adaptive.errors import ConfigError, InputError
 
 LINE = "1" + "\t" * 39 + "\n"

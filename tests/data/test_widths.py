@@ -11,7 +11,7 @@ from support.toy import toy_config
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import by_table, shape_of
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError
 from adaptive.models.factory import model_config

@@ -7,7 +7,8 @@ from contract import POLICIES, policy_id
 
 from adaptive.config import TierConfig
 from adaptive.policy import Policy
-from adaptive.studies.policy_checks import check_policy, checks
+from adaptive.studies import policy_checks
+from adaptive.studies.policy_checks import check_policy
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +23,7 @@ def test_every_policy_passes_on_the_gpu(
         used.append(device)
         return TierConfig(**{**settings, "device": device})
 
-    monkeypatch.setattr(checks, "TierConfig", tier)
+    monkeypatch.setattr(policy_checks, "TierConfig", tier)
     cls, options = case
     assert [(r.check, r.reason) for r in check_policy(cls, options) if not r.passed] == []
     assert used, "the contract trains nothing"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adaptive.models.dense import onednn
+from adaptive.models.dense import layers as dense_layers
 from adaptive.models.dense.dlrm import DLRM
-from adaptive.models.dense.onednn import Linear
+from adaptive.models.dense.layers import Linear
 from adaptive.models.model_settings import DLRMConfig
 
 
@@ -20,16 +20,16 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN")
     shapes: list[Any] = []
-    inside = onednn._Product.forward
+    inside = dense_layers._Product.forward
 
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         shapes.append((*x.shape, len(weight)))
         return inside(ctx, x, weight, bias)
 
-    monkeypatch.setattr(onednn, "multiplies_faster", lambda: True)
-    monkeypatch.setattr(onednn, "MANY", 1)
-    monkeypatch.setattr(onednn, "MANY_SUMS", 1)
-    monkeypatch.setattr(onednn._Product, "forward", staticmethod(forward))
+    monkeypatch.setattr(dense_layers, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(dense_layers, "MANY", 1)
+    monkeypatch.setattr(dense_layers, "MANY_SUMS", 1)
+    monkeypatch.setattr(dense_layers._Product, "forward", staticmethod(forward))
     return iter([shapes])
 
 
@@ -79,7 +79,7 @@ def test_other_products_are_left_to_torch(
     if kind == "no rows":
         x = x[:0]
     if kind == "small":
-        monkeypatch.setattr(onednn, "MANY", 6 * 4 + 1)
+        monkeypatch.setattr(dense_layers, "MANY", 6 * 4 + 1)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "bfloat16"):
         assert torch.equal(ours(x), plain(x))
     assert next(by_onednn) == []
@@ -103,7 +103,7 @@ def test_a_torch_whose_call_has_another_form_multiplies_as_ever(monkeypatch: pyt
         raise TypeError("_linear_pointwise() takes 7 positional arguments")
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", other_form, raising=False)
-    monkeypatch.setattr(onednn, "_vendor", lambda: "AuthenticAMD")
-    onednn.multiplies_faster.cache_clear()
-    assert not onednn.multiplies_faster()
-    onednn.multiplies_faster.cache_clear()
+    monkeypatch.setattr(dense_layers, "_vendor", lambda: "AuthenticAMD")
+    dense_layers.multiplies_faster.cache_clear()
+    assert not dense_layers.multiplies_faster()
+    dense_layers.multiplies_faster.cache_clear()

@@ -14,8 +14,7 @@ from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
 from adaptive.policies.static import Static
 from adaptive.policy import Calibrates, Follows, InputPolicy, Policy, RowStats, TierView
-from adaptive.studies.policy_checks import check_policy
-from adaptive.studies.policy_checks.checks import CHECKS
+from adaptive.studies.policy_checks import CHECKS, check_policy
 
 LEARNING = (Hotline, {"learn": 20, "logger": "srrip"})  # still, when it is saved
 

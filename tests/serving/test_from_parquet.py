@@ -14,7 +14,7 @@ from support.toy import toy_config
 
 from adaptive import DataOptions, open_dataset
 from adaptive.cli.app import main
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.serving import export_run, predict_run, scoring
 from adaptive.training.runs import train_run
 

@@ -7,7 +7,7 @@ import pytest
 from support.served import lines, trained, write_csv
 
 from adaptive import DataOptions, open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.errors import InputError
 from adaptive.serving import predict_run
 from adaptive.training.runs import evaluate_run

@@ -20,10 +20,9 @@ from support.toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fix
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
-from adaptive.storage import run_checkpoints
-from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint
+from adaptive.storage import checkpoint
+from adaptive.storage.checkpoint import MANIFEST, Checkpoint, Checkpoints, load_best, load_checkpoint
 from adaptive.storage.durable import Disk
-from adaptive.storage.run_checkpoints import Checkpoints, load_best
 from adaptive.storage.run_directory import RunDirectory, newest_checkpoint, read_record
 from adaptive.system import StopRequest
 from adaptive.training.components import open_data
@@ -83,7 +82,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(world: pytest.MonkeyPatc
             (out / "checkpoint-10").rename(out / "checkpoint-15")
         return load_checkpoint(path, **options)
 
-    world.setattr(run_checkpoints, "load_checkpoint", load)
+    world.setattr(checkpoint, "load_checkpoint", load)
     assert load_best(out)[0].name == "checkpoint-15" and calls == ["checkpoint-10", "checkpoint-15"]
 
 

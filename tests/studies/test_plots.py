@@ -9,16 +9,16 @@ import pytest
 from support.report_records import HOSTILE, comparison
 from support.toy import ToyData, toy_config
 
-import adaptive.studies.simulate.simulation
+import adaptive.studies.simulation
 from adaptive.data.dataset import by_table
 from adaptive.errors import ConfigError, OutputError
 from adaptive.studies.plots import check_plot, plot_comparison, plot_simulation
-from adaptive.studies.simulate.simulation import Simulation, simulate
+from adaptive.studies.simulation import Simulation, simulate
 
 
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
-    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: by_table(ToyData()))
+    monkeypatch.setattr(adaptive.studies.simulation, "open_data", lambda config: by_table(ToyData()))
     cases = [(name, toy_config(policy=name)) for name in ("lru", "hybrid")]
     return simulate(cases, ["60%", "80%", "100%"], embedding_dim=4)
 

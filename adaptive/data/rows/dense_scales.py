@@ -15,8 +15,7 @@ from adaptive.config import Config
 from adaptive.data.rows.row_source import Block, RowSource
 from adaptive.errors import ConfigError
 from adaptive.storage.durable import write_atomic
-from adaptive.storage.files import json_text, read_json
-from adaptive.storage.presets import checked
+from adaptive.storage.files import checked, json_text, read_json
 
 SCALES: Final = "scales.json"
 FITTED_ROWS: Final = 100_000

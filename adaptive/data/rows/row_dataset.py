@@ -12,9 +12,9 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.config import KeyRules
+from adaptive.data import PartRead
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature, require_batches
-from adaptive.data.reading_progress import PartRead
 from adaptive.data.rows.batcher import (
     Batcher,
     Direct,

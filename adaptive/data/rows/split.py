@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from adaptive.data import PartRead, ReportBytes, begin_reading
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.reading_progress import PartRead, ReportBytes, begin_reading
 from adaptive.data.rows.parallel_reader import ParallelReader
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, RowReader, RowSource
@@ -64,7 +64,7 @@ def survey(
     `look` gets each block, `keepers` get the texts of their columns.
 
     Args:
-        report: is called after each block of `mark_rows`; None: the listener of `reading_progress`.
+        report: is called after each block of `mark_rows`; None: that of `listen_to_reading`.
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.

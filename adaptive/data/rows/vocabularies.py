@@ -21,8 +21,7 @@ from adaptive.config import Config
 from adaptive.data.kernels import text_rows as kernels
 from adaptive.errors import ConfigError
 from adaptive.storage.durable import write_atomic
-from adaptive.storage.files import json_text, read_file, read_json
-from adaptive.storage.presets import checked
+from adaptive.storage.files import checked, json_text, read_file, read_json
 
 INDEX: Final = "vocabulary.json"
 _FORMAT = 1

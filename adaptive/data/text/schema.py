@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from adaptive.config import MOST_KEYS, Config, Expiry, KeyRules, explain
 from adaptive.errors import ConfigError
-from adaptive.storage.presets import load_toml
+from adaptive.storage.files import load_toml
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
 NULLS = ("", "NA", "NaN", "\\N")  # default for text; formats with nulls of their own have other texts as values

@@ -8,11 +8,16 @@ from typing import Any, Final
 
 from adaptive.studies.compare import ComparedPolicy, Comparison, Interval
 from adaptive.system import BUSY_SHARE
-from adaptive.training.telemetry.document import Document, DocumentBlock, Items, Note, Table, csv_text
 from adaptive.training.telemetry.formatting import (
+    Document,
+    DocumentBlock,
+    Items,
+    Note,
+    Table,
     accuracy_text,
     bytes_text,
     count_text,
+    csv_text,
     number_text,
     percent_text,
     score_text,

@@ -6,21 +6,25 @@ never changes the numbers. For the others, the difference is what skipping (or a
 seed. A policy that drops inputs is also compared with a control that drops as many at random.
 
 Intervals of differences are over seeds: they cover other training runs, not other evaluation samples.
+
+Time to an AUC is that of training: evaluations do not count, nor does the first interval of a run, which compiles
+kernels. Samples are those that were read, whether a rule skipped them or not.
 """
 
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from adaptive.studies.compare import ComparedPolicy, ComparedRun, Comparison, Interval
+from adaptive.studies.compare import ComparedPolicy, ComparedRun, Comparison, Interval, TimeToAuc
 from adaptive.studies.compare.comparison_runs import Outcome
-from adaptive.studies.compare.time_to_auc import ToAuc, time_to_auc
 
+ToAuc = float | Literal["auto"]
 SCHEMA: Final = 1
+LEAD: Final = 0.0005  # the AUC `auto` is the control's final one less this
 CONFIDENCE: Final = 0.95
 MAX_SEEDS: Final = 100  # the most that a verdict suggests
 SCORES: Final = ("auc", "log_loss", "accuracy")
@@ -286,3 +290,63 @@ def _student(number: int) -> float:
     from scipy.stats import t
 
     return float(t.ppf((1 + CONFIDENCE) / 2, number - 1))
+
+
+def time_to_auc(runs: Sequence[Outcome], controls: Sequence[Outcome], to_auc: ToAuc) -> TimeToAuc | None:
+    """Return the work of a policy's runs until they reached an AUC, next to the control's runs of the same seeds.
+
+    Args:
+        runs, controls: finished runs.
+        to_auc: the AUC, or `auto`: the final AUC of the control's run of the same seed, less `LEAD`.
+
+    Returns:
+        None if no run has a target and an evaluation.
+    """
+    of_seed = {run.seed: run.summary for run in controls}
+    targets = {run.seed: _target(of_seed.get(run.seed, {}), to_auc) for run in runs}
+    pairs = [(run.summary, targets[run.seed], of_seed.get(run.seed, {})) for run in runs]
+    judged = [(summary, target, control) for summary, target, control in pairs if target is not None and _aucs(summary)]
+    if not judged:
+        return None
+    reached = [(_work(summary, target), _work(control, target)) for summary, target, control in judged]
+    works = [work for work, _ in reached if work]
+    both = [(work, control) for work, control in reached if work and control]
+
+    def median(name: str) -> float | None:
+        return statistics.median(work[name] for work in works) if works else None
+
+    def ratio(name: str) -> float | None:
+        ratios = [work[name] / control[name] for work, control in both if control[name]]
+        return statistics.median(ratios) if ratios else None
+
+    return TimeToAuc(
+        target=statistics.fmean(target for _, target, _ in judged),
+        runs=len(judged),
+        reached=len(works),
+        seconds=median("seconds"),
+        seconds_ratio=ratio("seconds"),
+        cpu_seconds=median("cpu_seconds"),
+        cpu_seconds_ratio=ratio("cpu_seconds"),
+        samples_read=median("samples_read"),
+        samples_read_ratio=ratio("samples_read"),
+        best=statistics.fmean(max(_aucs(summary)) for summary, _, _ in judged),
+    )
+
+
+def _target(control: Mapping[str, Any], to_auc: ToAuc) -> float | None:
+    if to_auc != "auto":
+        return to_auc
+    aucs = _aucs(control)
+    return aucs[-1] - LEAD if aucs else None
+
+
+def _aucs(summary: Mapping[str, Any]) -> list[float]:
+    """AUCs of the evaluations in which both classes occur, in order."""
+    return [point["auc"] for point in summary.get("evaluations", []) if point["auc"] is not None]
+
+
+def _work(summary: Mapping[str, Any], target: float) -> Mapping[str, float] | None:
+    """Return the work until the first evaluation that reached the target, if one did and the work is known."""
+    points = zip(summary.get("evaluations", []), summary.get("evaluation_work", []), strict=False)
+    work = next((work for point, work in points if point["auc"] is not None and point["auc"] >= target), None)
+    return None if work is None or None in work.values() else work

@@ -17,9 +17,8 @@ from adaptive.data.dataset import Dataset
 from adaptive.distributed.environment import is_rank
 from adaptive.distributed.peers import Peers
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, write_shard
+from adaptive.storage.checkpoint import Checkpoint, Checkpoints, Load, load_checkpoint, load_whole, write_shard
 from adaptive.storage.durable import write_failed
-from adaptive.storage.run_checkpoints import Checkpoints, Load, load_whole
 from adaptive.storage.run_directory import LOCK, RunDirectory, newest_first
 from adaptive.system import StopRequest
 

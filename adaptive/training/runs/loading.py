@@ -21,7 +21,7 @@ from adaptive.distributed.peers import Peers
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
 from adaptive.plugins import refuse_unnamed
-from adaptive.storage.run_checkpoints import load_best
+from adaptive.storage.checkpoint import load_best
 from adaptive.storage.run_directory import RECORD, read_record
 from adaptive.training.components import Components, build, open_data, torch_settings
 from adaptive.training.evaluation import corrected, evaluate, predict

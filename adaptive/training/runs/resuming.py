@@ -15,9 +15,8 @@ from adaptive.distributed.peers import Peers
 from adaptive.embeddings.engine.build import choose_device
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
 from adaptive.plugins import make_policy, refuse_unnamed
-from adaptive.storage.checkpoint import Checkpoint
+from adaptive.storage.checkpoint import Checkpoint, load_whole
 from adaptive.storage.durable import temporary_name
-from adaptive.storage.run_checkpoints import load_whole
 from adaptive.storage.run_directory import RECORD, RunDirectory, newest_first, read_record, versions, was_finished
 from adaptive.training.components import (
     Components,

@@ -23,8 +23,7 @@ from adaptive.models.model_settings import OPTIONS
 from adaptive.models.paper_presets import PRESETS
 from adaptive.policy import arranges
 from adaptive.storage.arrays import Stored, whole
-from adaptive.storage.checkpoint import Checkpoint
-from adaptive.storage.run_checkpoints import load_best
+from adaptive.storage.checkpoint import Checkpoint, load_best
 from adaptive.storage.run_directory import RunDirectory, read_record
 from adaptive.training.components import (
     Components,

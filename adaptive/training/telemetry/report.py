@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final
 
-from adaptive.training.telemetry.document import aligned
 from adaptive.training.telemetry.formatting import (
     accuracy_text,
+    aligned,
     bytes_text,
     count_text,
     number_text,

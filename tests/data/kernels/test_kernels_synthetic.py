@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from adaptive.data.kernels import synthetic as kernels
-from adaptive.data.synthetic.fields import make_fields
-from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig
+from adaptive.data.synthetic import Synthetic, SyntheticConfig, make_fields
 
 
 def test_hashed_is_splitmix64() -> None:

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from support.builders import assert_same_batches
 from support.failing_disk import FailingDisk, fails_at_each
 
+from adaptive.data import PartRead, prepared_reader, prepared_writer
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared import prepared_reader, prepared_writer
-from adaptive.data.prepared.prepared_writer import prepare
-from adaptive.data.reading_progress import PartRead
+from adaptive.data.prepared_writer import prepare
 from adaptive.errors import ConfigError, InputError, OutputError
 
 SCHEMA = """
@@ -187,7 +186,7 @@ def test_threads_that_prepare(
         opened.append(given.threads())
         raise InputError(spec)
 
-    for module in ("prepared.prepared_writer", "data_options"):
+    for module in ("prepared_writer", "data_options"):
         monkeypatch.setattr(f"adaptive.data.{module}.usable_cores", lambda: 12)
     monkeypatch.setattr(prepared_writer, "open_dataset", refuses)
     with pytest.raises(InputError):

@@ -10,7 +10,7 @@ from support.served import write_csv
 from support.toy import toy_config
 
 from adaptive import DataOptions, open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.data.rows import dense_scales
 from adaptive.errors import ConfigError, InputError
 from adaptive.serving import export_run, predict_run, scoring

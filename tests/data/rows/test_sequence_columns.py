@@ -17,7 +17,7 @@ from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, shape_of
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.data.rows.batcher import keep_latest
 from adaptive.errors import ConfigError
 from adaptive.serving.sample_values import FeatureFacts, IdMap, key_of, mixed

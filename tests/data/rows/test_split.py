@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive.batch import concatenate
+from adaptive.data import listen_to_reading
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.open import open_dataset
-from adaptive.data.reading_progress import listen_to_reading
 from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_source import Column, RowFormat

@@ -15,7 +15,7 @@ from support.manifests import write_record
 from adaptive.cli import app
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.prepared_writer import prepare
 from adaptive.data.rows.batcher import Direct, Fitted, Hashed
 from adaptive.data.rows.row_source import key_of
 from adaptive.data.rows.vocabularies import (

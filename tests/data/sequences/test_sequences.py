@@ -8,7 +8,7 @@ import pytest
 from adaptive.batch import concatenate
 from adaptive.data.data_options import DataOptions, SequencesConfig
 from adaptive.data.open import open_dataset
-from adaptive.data.sequences.sequence_dataset import BIAS, GAIN, Stream
+from adaptive.data.sequences import BIAS, GAIN, Stream
 from adaptive.errors import ConfigError
 from adaptive.training.quality import exact_auc
 

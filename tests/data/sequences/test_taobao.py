@@ -14,8 +14,8 @@ from support.tbsm_twin import TwinSample, twin_samples
 from adaptive.batch import Batch, concatenate
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.sequences.sequence_dataset import SequenceDataset
-from adaptive.data.sequences.taobao import choose_candidates, draw_negatives
+from adaptive.data.sequences import SequenceDataset
+from adaptive.data.taobao import choose_candidates, draw_negatives
 from adaptive.errors import ConfigError, InputError
 
 

@@ -13,7 +13,7 @@ from adaptive.data.data_options import DataOptions, SyntheticConfig
 from adaptive.data.dataset import Dataset, mapping_of
 from adaptive.data.kernels.synthetic import live_id
 from adaptive.data.open import open_dataset
-from adaptive.data.synthetic.synthetic_stream import Synthetic
+from adaptive.data.synthetic import Synthetic
 from adaptive.errors import ConfigError
 
 SHAPE = {"tables": 4, "rows": 100_000, "num_dense": 2, "num_train": 30_000, "num_eval": 2_000, "days": 10}

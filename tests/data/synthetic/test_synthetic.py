@@ -14,7 +14,7 @@ from support.builders import assert_same_batches
 
 from adaptive.batch import Batch
 from adaptive.data.kernels import synthetic as kernels
-from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig, bayes_auc
+from adaptive.data.synthetic import Synthetic, SyntheticConfig, bayes_auc
 from adaptive.errors import ConfigError, InputError
 
 Make = Callable[..., Synthetic]

@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 
 from adaptive.config import TrainConfig
 from adaptive.data.kernels import synthetic as kernels
-from adaptive.data.synthetic.fields import CRITEO_KAGGLE, cardinalities, large_fields, make_fields, table_sizes
-from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig, Teacher, bayes_auc
+from adaptive.data.synthetic import (
+    CRITEO_KAGGLE,
+    Synthetic,
+    SyntheticConfig,
+    Teacher,
+    bayes_auc,
+    cardinalities,
+    large_fields,
+    make_fields,
+    table_sizes,
+)
 from adaptive.training.runs.training import train_run
 
 # SHA-256 of dense inputs, ids, offsets and labels. They may change only with `GENERATOR`.

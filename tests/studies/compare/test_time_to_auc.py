@@ -13,8 +13,7 @@ from support.toy_runs import train_all
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome, claim
 from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.time_to_auc import ToAuc
-from adaptive.studies.compare.verdicts import judge
+from adaptive.studies.compare.verdicts import ToAuc, judge
 
 
 def curve(

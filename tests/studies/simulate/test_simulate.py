@@ -16,7 +16,7 @@ from support.cache_twins import belady_hits as belady_twin
 from support.toy import SIZES, ToyData, toy_config
 from support.variants import both
 
-import adaptive.studies.simulate.simulation
+import adaptive.studies.simulation
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.counters import Counter
@@ -28,8 +28,7 @@ from adaptive.kernels.planning import traces
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy
-from adaptive.studies.simulate.simulation import PolicyForecast, simulate
-from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.studies.simulation import PolicyForecast, simulate, simulation_document
 from adaptive.training.components import build_tables, prepare
 
 WIDTH, DEPTH, BATCH = 4, 2, 32
@@ -54,7 +53,7 @@ class Ragged(ToyData):
 @pytest.fixture
 def dataset(monkeypatch: pytest.MonkeyPatch) -> Dataset:
     result = by_table(Ragged())
-    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: result)
+    monkeypatch.setattr(adaptive.studies.simulation, "open_data", lambda config: result)
     return result
 
 
@@ -158,7 +157,7 @@ def test_totals_and_steps(dataset: Dataset) -> None:
 
 def test_popular_inputs_have_rows_seen_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyData(num_train=64)
-    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: toy)
+    monkeypatch.setattr(adaptive.studies.simulation, "open_data", lambda config: toy)
     (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], embedding_dim=WIDTH).runs
     first, second = (batch.ids.reshape(3, -1) for batch in toy.train(BATCH))
     seen = [all(second[f, b] in first[f] for f in range(3)) for b in range(BATCH)]
@@ -220,7 +219,7 @@ def test_invalid_sizes_are_named(dataset: Dataset, sizes: list[str], message: st
 
 
 def test_empty_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: ToyData(num_train=0))
+    monkeypatch.setattr(adaptive.studies.simulation, "open_data", lambda config: ToyData(num_train=0))
     with pytest.raises(InputError, match="expected training samples, got none"):
         simulate([("lru", toy_config(policy="lru"))], ["50%"])
 

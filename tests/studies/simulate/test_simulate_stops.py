@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from support.toy import ToyData, toy_config
 
-import adaptive.studies.simulate.simulation
-import adaptive.studies.simulate.skew
+import adaptive.studies.simulation
+import adaptive.studies.skew
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import by_table
 from adaptive.errors import DeviceMemoryError
-from adaptive.studies.simulate.simulation import Simulation, SizedPolicy, simulate
-from adaptive.studies.simulate.simulation_report import simulation_document
-from adaptive.studies.simulate.skew import count_skew, skew_document
+from adaptive.studies.simulation import Simulation, SizedPolicy, simulate, simulation_document
+from adaptive.studies.skew import count_skew, skew_document
 from adaptive.system import StopRequest
 
 BATCHES = 80  # an epoch's: two chunks and a half
@@ -24,7 +23,7 @@ BATCHES = 80  # an epoch's: two chunks and a half
 @pytest.fixture(autouse=True)
 def _data(monkeypatch: pytest.MonkeyPatch) -> None:
     data = by_table(ToyData(num_train=8 * BATCHES))
-    for module in (adaptive.studies.simulate.simulation, adaptive.studies.simulate.skew):
+    for module in (adaptive.studies.simulation, adaptive.studies.skew):
         monkeypatch.setattr(module, "open_data", lambda config: data)
 
 

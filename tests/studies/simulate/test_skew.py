@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.toy import SIZES, ToyData, toy_config
 
-import adaptive.studies.simulate.skew
+import adaptive.studies.skew
 from adaptive.batch import Batch
 from adaptive.data.dataset import by_table
 from adaptive.errors import InputError
-from adaptive.studies.simulate.skew import TableSkew, count_skew, skew_document, table_skew
+from adaptive.studies.skew import TableSkew, count_skew, skew_document, table_skew
 
 
 def test_lookups_are_counted_by_table(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyData()
-    monkeypatch.setattr(adaptive.studies.simulate.skew, "open_data", lambda config: by_table(toy))
+    monkeypatch.setattr(adaptive.studies.skew, "open_data", lambda config: by_table(toy))
     result = count_skew(toy_config(batch_size=64, steps=3))
     ids = np.concatenate([batch.ids.reshape(3, -1) for batch, _ in zip(toy.train(64), range(3), strict=False)], axis=1)
     assert (result.batches, result.samples, result.was_stopped) == (3, 192, False)
@@ -53,6 +53,6 @@ def test_empty_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
             return iter(())
 
-    monkeypatch.setattr(adaptive.studies.simulate.skew, "open_data", lambda config: Empty())
+    monkeypatch.setattr(adaptive.studies.skew, "open_data", lambda config: Empty())
     with pytest.raises(InputError, match="expected training samples, got none"):
         count_skew(toy_config())

@@ -3,7 +3,7 @@
 import csv
 import io
 
-from adaptive.training.telemetry.document import WIDTH, Document, Items, Note, Table, csv_text
+from adaptive.training.telemetry.formatting import WIDTH, Document, Items, Note, Table, csv_text
 
 WIDE = [["name", "kind", *(f"column {n}" for n in range(20))], ["a|b", "x", *(str(n * 1000) for n in range(20))]]
 DOCUMENT = Document(

@@ -12,7 +12,7 @@ from support.records import interval_record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from adaptive.training.telemetry import events
+from adaptive.training.telemetry import tensorboard
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
     EvalRecord,
@@ -281,7 +281,7 @@ def test_a_partial_write_is_followed_by_a_new_file(tmp_path, monkeypatch, size):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(events.EventFile, "_put", torn)
+        patch.setattr(tensorboard.EventFile, "_put", torn)
         view.write(interval(20))
     view.write(interval(30))
     view.close()
@@ -323,8 +323,8 @@ def test_a_resumed_run_repeats_its_last_step(tmp_path):
 
 def test_files_of_one_second_are_read_in_order(tmp_path, monkeypatch):
     """TensorBoard sorts them by name, as text: 10 would come before 9."""
-    monkeypatch.setattr(events, "_file_numbers", itertools.count(9))
-    monkeypatch.setattr(events.time, "time", lambda: 1_000_000_000.0)
+    monkeypatch.setattr(tensorboard, "_file_numbers", itertools.count(9))
+    monkeypatch.setattr(tensorboard.time, "time", lambda: 1_000_000_000.0)
     for step in (10, 20):
         view = TensorBoardView(tmp_path, ["site"])
         view.write(interval(step))

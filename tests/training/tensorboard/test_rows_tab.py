@@ -17,7 +17,7 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 
 from adaptive.errors import InputError
-from adaptive.training.tensorboard.plugin import MOST_POINTS, RowsPlugin, find_runs, newest, rows_of
+from adaptive.training.tensorboard import MOST_POINTS, RowsPlugin, find_runs, newest, rows_of
 
 PREFIX = "/data/plugin/adaptive_rows"
 

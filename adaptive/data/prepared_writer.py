@@ -8,11 +8,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from adaptive.batch import Batch
+from adaptive.data import PartRead
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, tables_of
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared.prepared_reader import (
+from adaptive.data.prepared_reader import (
     AGAIN,
     FIRST_FEATURE,
     FORMAT,
@@ -26,7 +27,6 @@ from adaptive.data.prepared.prepared_reader import (
     StoredPart,
     block_samples,
 )
-from adaptive.data.reading_progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_failed, write_new

@@ -2,29 +2,33 @@
 
 The data are read once for all policies that take batches as they come. A policy that arranges its inputs gets a
 separate stream. In memory at a time are a chunk of batches, the records and slots of every run, and the trace for
-Belady's bound.
+Belady's bound. Rows have no values, so nothing is skipped by movement; deferral by visits works as in training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 from pydantic import ValidationError
 
+from adaptive.batch import Batch
 from adaptive.config import TierConfig, TrainConfig, explain
 from adaptive.counters import Counter
-from adaptive.data.dataset import Dataset
-from adaptive.data.key_numbers import number_keys
+from adaptive.data.dataset import Changed, Dataset, Feature, tables_of
+from adaptive.data.rows.batcher import Fitted
+from adaptive.data.rows.vocabularies import KeyCounter
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
-from adaptive.studies.simulate.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
+from adaptive.studies.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import first_batches, open_data, prepare, study_tables
+from adaptive.training.telemetry.formatting import Document, Items, Note, Table, bytes_text, count_text, percent_text
 
 SCHEMA: Final = 1
 READ_AHEAD: Final = 2  # of the samples in `steps`: policies that leave inputs out read more than they train
@@ -269,3 +273,135 @@ def _forecast(setup: Setup, stream: SharedTrace, label: str, size: str, run: Sim
 def _without_policy(run: SimulatedRun) -> str:
     """The error without the policy's name, so that equal causes are listed once."""
     return str(run.error).replace(f" (policy {type(run.policy).__name__})", "")
+
+
+READ_SAMPLES = 16_384
+
+
+def number_keys(dataset: Dataset, most: int | None = None) -> Dataset:
+    """Return the data set with a row for each key, the most frequent first; itself if it has no keys.
+
+    Reads the training part once. Keys get their rows at once and never lose them, and any number of keys has rows.
+
+    Args:
+        most: samples to read, at least; keys that only later ones have share a row.
+    """
+    tables = tables_of(dataset)
+    keyed = [(position, table) for position, table in enumerate(tables) if table in dataset.key_rules]
+    if not keyed:
+        return dataset
+    counters, num_read = {table: KeyCounter() for _, table in keyed}, 0
+    for batch in dataset.train(READ_SAMPLES):
+        for position, table in keyed:
+            keys = batch.ids[batch.feature_span(position)]
+            counters[table].add(keys, np.ones(len(keys), np.bool_))
+        num_read += batch.num_samples
+        if most is not None and num_read >= most:
+            break
+    rows = {table: Fitted(counter.vocabulary(1)) for table, counter in counters.items()}
+
+    def numbered(batch: Batch) -> Batch:
+        ids = batch.ids.copy()
+        for position, table in keyed:
+            span = batch.feature_span(position)
+            rows[table].fill(batch.ids[span], np.ones(span.stop - span.start, np.bool_), ids[span])
+        return replace(batch, ids=ids).mark_unshared()
+
+    result = Changed(dataset, numbered)
+    result.features = tuple(
+        Feature(feature.name, rows[table].num_embeddings) if table in rows else feature
+        for feature, table in zip(dataset.features, tables, strict=True)
+    )
+    result.key_rules = {}
+    return result
+
+
+LEGEND: Final = (
+    "lookup hits: lookups whose row was on the device when their batch was planned. row hits: the same for each "
+    "batch's distinct rows. row hits, Belady: upper bound of row hits (not of lookup hits) for any policy. popular: "
+    "inputs all of whose rows were on the device. to device, to host: bytes per batch. deferred: updates that are not "
+    "written because they wait for a later one."
+)
+UNKNOWN: Final = (
+    "updates are skipped or deferred by their size, which ids do not show. The numbers are those of a run that skips "
+    "nothing"
+)
+Column = tuple[str, Callable[[PolicyForecast], str]]
+
+
+def simulation_document(result: Simulation) -> Document:
+    """A line about the data, a table with a line per policy and device size, and remarks."""
+    head = (
+        f"{count_text(result.lookups)} lookups of {count_text(result.batches)} batches, "
+        f"{count_text(result.rows)} rows of {result.row_bytes} bytes ({bytes_text(result.table_bytes)}), "
+        f"depth {result.depth}; planned at {count_text(result.lookups_per_s)} lookups/s"
+    )
+    columns = _columns(result)
+    rows = [[title for title, _ in columns], *([text(run) for _, text in columns] for run in result.runs)]
+    table = [Table(rows, keys=2)] if result.runs else []
+    moving = ", ".join(dict.fromkeys(run.policy for run in result.runs if run.skips_unknown))
+    causes: dict[str, list[str]] = {}
+    for failed in result.failed:
+        causes.setdefault(failed.error, []).append(f"{failed.policy} with {failed.size}")
+    notes = [
+        *stop_lines(result),
+        *(f"{', '.join(runs)} device rows: {error}" for error, runs in causes.items()),
+        *([f"{moving}: {UNKNOWN}"] if moving else []),
+        *_advice(result),
+    ]
+    return Document([Note(head), *table, Note(LEGEND), Items(notes)])
+
+
+def _columns(result: Simulation) -> list[Column]:
+    return [
+        ("policy", lambda run: run.policy),
+        ("device rows", lambda run: count_text(run.device_rows)),
+        ("of rows", lambda run: percent_text(run.device_share)),
+        ("lookup hits", lambda run: percent_text(run.hit_rate)),
+        ("row hits", lambda run: percent_text(run.row_hit_rate)),
+        ("row hits, Belady", lambda run: percent_text(run.belady_row_hit_rate)),
+        ("popular", lambda run: percent_text(run.popular_input_share)),
+        ("to device", lambda run: bytes_text(run.bytes_h2d / result.batches)),
+        ("to host", lambda run: bytes_text(run.bytes_d2h / result.batches)),
+        ("deferred", _deferred),
+    ]
+
+
+def _deferred(run: PolicyForecast) -> str:
+    if run.skips_unknown:
+        return "unknown"
+    return percent_text(run.deferred_update_share)
+
+
+def stop_lines(result: Simulation) -> list[str]:
+    """For a stopped simulation: its batches, what is missing, and how to get it."""
+    if not result.was_stopped:
+        return []
+    sizes = _sizes_by_policy(result.missing)
+    left_out = "; ".join(f"{policy} with {', '.join(missing)}" for policy, missing in sizes.items())
+    if result.batches == result.total_batches:
+        listed = ",".join(dict.fromkeys(run.size for run in result.missing))
+        flags = f"--policies {','.join(sizes)} --device-rows {listed}"
+        return [f"stopped before {left_out}. Run the same command with {flags} for these"]
+    missing = f"{left_out} are missing. " if left_out else ""
+    total = "" if result.total_batches is None else f" of {count_text(result.total_batches)}"
+    batches = f"{count_text(result.batches)}{total} batches"
+    return [f"stopped after {batches}: all numbers are of these. {missing}Run the same command again for all"]
+
+
+def _sizes_by_policy(runs: Sequence[SizedPolicy]) -> dict[str, list[str]]:
+    sizes: dict[str, list[str]] = {}
+    for run in runs:
+        sizes.setdefault(run.policy, []).append(run.size)
+    return sizes
+
+
+def _advice(result: Simulation) -> list[str]:
+    """The smallest device tier that works."""
+    least = result.least_device_rows
+    if least is None:
+        return []
+    return [
+        f"least device rows for policies that prefetch misses: {count_text(least)} "
+        f"({percent_text(least / result.rows)}), which batches in flight hold at depth {result.depth}"
+    ]

@@ -11,15 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import TrainConfig
-from adaptive.data.key_numbers import number_keys
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.errors import InputError
-from adaptive.studies.simulate.simulated_run import OnProgress
+from adaptive.studies.simulated_run import OnProgress
+from adaptive.studies.simulation import number_keys
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import open_data, study_tables, total_steps
-from adaptive.training.telemetry.document import Document, Items, Note, Table
-from adaptive.training.telemetry.formatting import count_text, percent_text
+from adaptive.training.telemetry.formatting import Document, Items, Note, Table, count_text, percent_text
 
 SCHEMA: Final = 1
 WIDTH: Final = 16  # of rows, which have no values here

@@ -38,8 +38,7 @@ from adaptive.data.rows.data_files import DataFile
 from adaptive.data.sampling import in_blocks
 from adaptive.errors import CheckpointError, InputError
 from adaptive.storage.arrays import read_array
-from adaptive.storage.files import read_json
-from adaptive.storage.presets import checked
+from adaptive.storage.files import checked, read_json
 
 MANIFEST: Final = "prepared.json"
 FORMAT: Final = 1

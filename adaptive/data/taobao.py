@@ -29,7 +29,7 @@ from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.row_source import Block, Column, RowFormat, RowSource
 from adaptive.data.rows.split import MILLISECONDS, survey
 from adaptive.data.sampling import numbers
-from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, split_holdout, step_times
+from adaptive.data.sequences import Part, Samples, SequenceDataset, batch_of, split_holdout, step_times
 from adaptive.data.text.delimited import parse_time_split
 from adaptive.data.text.text_reader import open_text_files
 from adaptive.errors import InputError

@@ -1,11 +1,16 @@
-"""The plug-in: a tab, its page, and two routes for data."""
+"""TensorBoard's tab "Rows": rows of each table by tier, moves, and rows that wait or rest, over time.
+
+TensorBoard finds the plug-in by its entry point (group `tensorboard_plugins`) and imports it at its start, so nothing
+heavy is imported here. The plug-in reads the `metrics.jsonl` of all runs below the log directory, since TensorBoard's
+summaries keep only ten tensors per tag. `rows_tab/` has its page.
+"""
 
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
@@ -21,36 +26,6 @@ MOST_POINTS: Final = 240  # over time; more intervals are merged
 MOST_DEPTH: Final = 8  # folders below the log directory
 _SKIPPED: Final = ("tensorboard", "weights", "checkpoint-", "best-", "vocabulary", ".")  # folders without runs
 _KEPT_RUNS: Final = 16  # cached until their file changes
-
-
-class TableRows(TypedDict):
-    """Rows of a table at the end of each stretch; flows per step within the stretch."""
-
-    name: str  # with invisible characters escaped
-    is_whole: bool  # all tables together
-    rows: int | None
-    resident: list[int]
-    hot: list[int]
-    saturated: list[int]
-    admitted: list[float]
-    evicted: list[float]
-    live_keys: list[int]
-    admitted_keys: list[float]
-    expired_keys: list[float]
-    evicted_keys: list[float]
-    index_load: list[float]  # live keys for each place of their index; only of all tables together
-    unadmitted: list[float]  # share of lookups of keys without a row
-
-
-class RunRows(TypedDict):
-    """Rows of a run by table; if there are several, first those of all together."""
-
-    schema: int
-    policy: str
-    host: str
-    steps: list[int]  # ends of stretches
-    device_rows: list[int | None]
-    tables: list[TableRows]
 
 
 def find_runs(logdir: Path) -> dict[str, Path]:
@@ -77,8 +52,8 @@ def _changed(file: Path) -> int:
         return 0
 
 
-def rows_of(metrics: Path) -> RunRows:
-    """Return the rows of a run; the file is read again only if it has changed.
+def rows_of(metrics: Path) -> dict[str, Any]:
+    """Return the rows of a run by table, first those of all together; the file is read again only if it has changed.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record.
@@ -88,7 +63,7 @@ def rows_of(metrics: Path) -> RunRows:
 
 
 @lru_cache(maxsize=_KEPT_RUNS)
-def _read(metrics: Path, changed: int, size: int) -> RunRows:
+def _read(metrics: Path, changed: int, size: int) -> dict[str, Any]:
     records = read_metrics(metrics)
     run = next((record for record in records if isinstance(record, RunRecord)), RunRecord(policy="", table_rows={}))
     stretches = _thinned([record for record in records if isinstance(record, IntervalRecord)])
@@ -122,11 +97,12 @@ def _thinned(intervals: Sequence[IntervalRecord]) -> list[tuple[IntervalRecord, 
     return stretches
 
 
-def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[TableCounts]) -> TableRows:
+def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[TableCounts]) -> dict[str, Any]:
+    """Return rows of a table at the end of each stretch; flows are per step within the stretch."""
     spans = [max(end - start, 1) for start, end in zip([0, *steps], steps, strict=False)]
     return {
         "name": printable(name),
-        "is_whole": False,
+        "is_whole": False,  # all tables together
         "rows": rows,
         "resident": [at_end.resident_rows for at_end in counts],
         "hot": [at_end.hot_rows for at_end in counts],
@@ -137,7 +113,7 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
         "admitted_keys": [flow.admitted_keys / span for flow, span in zip(counts, spans, strict=True)],
         "expired_keys": [flow.expired_keys / span for flow, span in zip(counts, spans, strict=True)],
         "evicted_keys": [flow.evicted_keys / span for flow, span in zip(counts, spans, strict=True)],
-        "index_load": [at_end.index_load or 0.0 for at_end in counts],
+        "index_load": [at_end.index_load or 0.0 for at_end in counts],  # live keys for each place of their index
         "unadmitted": [flow.unadmitted_lookup_share or 0.0 for flow in counts],
     }
 
@@ -151,7 +127,7 @@ def _host(config: str) -> str:
     return "file" if str(host).startswith("mmap:") else "memory"
 
 
-STATIC: Final = Path(__file__).parent / "static"
+STATIC: Final = Path(__file__).parent / "rows_tab"
 FILES: Final = {"/index.js": "text/javascript", "/lanes.js": "text/javascript"}
 
 

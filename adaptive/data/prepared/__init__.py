@@ -1,1 +1,0 @@
-"""Data sets written once as blocks of batches, and mapped into memory."""

@@ -1,1 +1,0 @@
-"""Samples that are sequences: a history of steps and a candidate."""

@@ -1,1 +1,0 @@
-"""The built-in stream: skewed ids, correlated fields, labels of a teacher."""
