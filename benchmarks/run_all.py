@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.bars import BARS, REQUIRED, Bar
+from benchmarks.bars import Bar
 from benchmarks.ending import run_module
 from benchmarks.harness import Report, Table
 
@@ -26,8 +26,6 @@ BENCHMARKS = (
     "plan",
     "step",
     "turns",
-    "overhead",
-    "mmap",
     "reader",
     "startup",
     "memory",
@@ -45,7 +43,7 @@ def run_one(name: str, size: str, dlrm: str | None) -> Report:
     return run_module(f"benchmarks.bench_{name}", *arguments, limit=MOST_SECONDS)
 
 
-def as_json(report: Report, required: Sequence[str] = REQUIRED) -> dict[str, dict[str, float] | dict[str, str]]:
+def as_json(report: Report, required: Sequence[str] = ()) -> dict[str, dict[str, float] | dict[str, str]]:
     """What `--json` holds: every required name is a ratio or has a reason why it is absent."""
     absent = dict(report.absent)
     for name in required:
@@ -56,7 +54,7 @@ def as_json(report: Report, required: Sequence[str] = REQUIRED) -> dict[str, dic
     return {"ratios": report.ratios, "figures": report.figures, "absent": absent}
 
 
-def bars_table(report: Report, bars: Sequence[Bar] = BARS) -> Table:
+def bars_table(report: Report, bars: Sequence[Bar]) -> Table:
     """Where we stand against the bars that have been measured."""
     table = Table("bars", ["what", "name", "bar", "measured", "reached"])
     values = report.ratios | report.figures
@@ -69,7 +67,7 @@ def bars_table(report: Report, bars: Sequence[Bar] = BARS) -> Table:
 
 
 def markdown(
-    report: Report, command: str, quietness: str, *, machine: str | None = None, bars: Sequence[Bar] = BARS
+    report: Report, command: str, quietness: str, *, machine: str | None = None, bars: Sequence[Bar] = ()
 ) -> str:
     """The section of the document."""
     ratios = Table("all ratios and figures", ["name", "value"])
@@ -79,7 +77,7 @@ def markdown(
     parts = [
         f"Measured {date.today().isoformat()} with `{command}`.",
         f"{machine or harness.hardware()}. Before the run: {quietness}.",
-        bars_table(report, bars).markdown(),
+        *([bars_table(report, bars).markdown()] if bars else []),
         *[table.markdown() for table in report.tables],
         ratios.markdown(),
         *(["Absent:", "\n".join(absent)] if absent else []),
@@ -115,13 +113,12 @@ def main() -> None:
     print(quietness, flush=True)
     report = Report()
     if options.size != "full":
-        report.notes.append("small sizes: a first impression, no verdict on the bars.")
+        report.notes.append("small sizes: a first impression.")
     for name in BENCHMARKS:
         if name in options.only:
             report.merge(run_one(name, options.size, options.dlrm))
             if options.json is not None:  # after each one: an hour's results survive a later fault
                 options.json.write_text(json.dumps(as_json(report), indent=1) + "\n")
-    print(bars_table(report).plain())
     command = shlex.join(["python", "-m", "benchmarks.run_all", *sys.argv[1:]])
     write_document(options.document, markdown(report, command, quietness))
     failed = [name for name in report.absent if name.startswith("bench_")]

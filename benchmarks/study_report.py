@@ -5,8 +5,8 @@ A table stands between `<!-- table NAME -->` and `<!-- end of NAME -->`. Every n
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +14,11 @@ from adaptive.storage.durable import write_atomic
 from adaptive.studies.compare.verdicts import judge
 from adaptive.training.telemetry.formatting import percent_text
 from benchmarks.study_cells import Block, Setting, blocks
-from benchmarks.study_runs import Run, Runs
+from benchmarks.study_runs import Runs
 from benchmarks.study_verdicts import Pairs, calibration_of, changes_of, outcomes, pairs_of, speed_of
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent / "build/benchmarks/skipping.md"
 BUDGET: Final = 0.0005
-BARS: Final = {"bar": (0.5, 0.0003), "bar-drift": (0.5, 0.0005), "optimizers": (0.35, 0.0005)}
-"""Of a block: the share of the row updates that the default is to leave out, and the AUC that it may cost."""
 
 Facts = Mapping[str, Any]
 Cells = list[str]
@@ -29,8 +27,6 @@ Cells = list[str]
 def write_document(runs: Runs, document: Path = DOCUMENT) -> None:
     """Renew the tables of the document for which there are runs; others stay."""
     made = {block.name: (verdict_table if block.bar else block_table)(block, runs) for block in blocks()}
-    made["bars"] = bars_table(runs)
-    made["by epoch"] = epochs_table(blocks(), runs)
     text = document.read_text("utf-8") if document.is_file() else "".join(map(empty_section, made))
     document.parent.mkdir(parents=True, exist_ok=True)
     for name, table in made.items():
@@ -118,61 +114,10 @@ def _tested_line(setting: Setting, facts: Facts, pairs: Pairs, auc: str, loss: s
     ]
 
 
-def epochs_table(chosen: Sequence[Block], runs: Runs) -> str:
-    """Return the change of AUC after each epoch: does dropping hurt less in longer runs?"""
-    passes = {run.setting: len(run.evaluations) for run in runs}
-    several = [
-        (block, setting)
-        for block in chosen
-        for setting in block.settings
-        if 1 < setting.config.get("epochs", 1) <= passes.get(setting.name, 0)
-    ]
-    lines = [line for block, setting in several for line in _by_epoch(block, setting, runs)]
-    columns = max(map(len, lines), default=2)
-    head = ["data", "way", *(f"epoch {number + 1}" for number in range(columns - 2))]
-    return markdown([head, *(line + [""] * (columns - len(line)) for line in lines)]) if lines else ""
-
-
-def _by_epoch(block: Block, setting: Setting, runs: Runs) -> list[Cells]:
-    by_epoch = [judged(block, setting, runs, after=after_epoch(epoch)) for epoch in range(setting.config["epochs"])]
-    lines = []
-    for ways in zip(*by_epoch, strict=True):
-        is_control = ways[0]["policy"] == "off"
-        cells = [f"{facts['auc']:.4f}" if is_control else f"{facts['auc_difference']:+.4f}" for facts in ways]
-        lines.append([setting.name, ways[0]["policy"], *cells])
-    return lines
-
-
-def bars_table(runs: Runs) -> str:
-    """What the default rule was to leave out, at what cost, and what it did."""
-    lines = []
-    for block in (block for block in blocks() if block.name in BARS):
-        for setting in block.settings:
-            results = {facts["policy"]: facts for facts in judged(block, setting, runs)}
-            if "defer" in results:
-                lines.append(_bar_line(setting, results["defer"], *BARS[block.name]))
-    head = ["data", "reached", "not written", "wanted", "change of AUC [95%]", "wanted", "seeds"]
-    return markdown([head, *lines]) if lines else ""
-
-
-def _bar_line(setting: Setting, facts: Facts, share: float, budget: float) -> Cells:
-    left_out, change = facts["skipped_update_share"], facts["auc_difference"]
-    missed = [name for name, holds in (("share", left_out >= share), ("AUC", change >= -budget)) if not holds]
-    return [
-        setting.name,
-        f"missed: {', '.join(missed)}" if missed else "yes",
-        percent_text(left_out),
-        f">= {share:.0%}",
-        change_text(facts),
-        f">= -{budget:g}",
-        str(len(facts["seeds"])),
-    ]
-
-
 # --- judging -------------------------------------------------------------------------------------------------------
 
 
-def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run], Run] = lambda run: run) -> list[Facts]:
+def judged(block: Block, setting: Setting, runs: Runs) -> list[Facts]:
     """Return a comparison's results for the ways of a block, without ways that have no run."""
     results = (
         runs.get(setting, way, seed, control=control)
@@ -180,21 +125,11 @@ def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run],
         for control in (None, "chance", "label")
         for seed in range(block.first_seed, block.first_seed + block.seeds)
     )
-    outcomes = [after(run).outcome for run in results if run is not None]
+    outcomes = [run.outcome for run in results if run is not None]
     if not outcomes:
         return []
     facts: list[Facts] = [asdict(policy) for policy in judge(outcomes, auc_budget=BUDGET, to_auc="auto").policies]
     return [one for one in facts if one["seeds"]]
-
-
-def after_epoch(epoch: int) -> Callable[[Run], Run]:
-    """The quality of a run as it was after an epoch, counted from 0."""
-
-    def earlier(run: Run) -> Run:
-        results = run.evaluations[epoch]
-        return replace(run, summary={**run.summary, "auc": results["auc"], "log_loss": results["log_loss"]})
-
-    return earlier
 
 
 def change_text(facts: Facts) -> str:

@@ -6,7 +6,7 @@ A run is `adaptive-train compare`'s: the same seeds, streams and outcomes (`adap
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ class Run:
     seed: int
     fingerprint: str  # of all that was asked for
     summary: dict[str, Any]
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # after each epoch: step, auc, log_loss
     error: str | None = None
     beside: str | None = None  # the way whose share of dropped inputs this run dropped
     by: str | None = None  # how it did: by chance or by label
@@ -44,8 +43,7 @@ class Run:
         error = RuntimeError(self.error) if self.error else None
         arranges = bool(self.summary.get("skipped_input_share"))
         summary = {**self.summary, "time_ms": {}} if self.summary else {}  # nothing is timed here
-        by = self.by or (None if self.beside is None else "chance")  # lines from before there were two controls
-        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.beside, by)
+        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.beside, self.by)
 
 
 class Runs:
@@ -106,7 +104,6 @@ def _run(setting: Setting, way: Way, outcome: Outcome) -> Run:
         outcome.seed,
         fingerprint(setting, way),
         {name: value for name, value in outcome.summary.items() if name not in ("run_dir", "time_ms")},
-        [] if error else _evaluations(Path(outcome.run_dir)),
         error,
         outcome.control_of,
         outcome.control_by,
@@ -134,9 +131,3 @@ def _data(setting: Setting, folder: Path) -> dict[str, Any]:
     from benchmarks.study_sets import data_of
 
     return data_of(setting.data, folder / "sets")
-
-
-def _evaluations(run_directory: Path) -> list[dict[str, Any]]:
-    lines = (json.loads(line) for line in (run_directory / "metrics.jsonl").read_text("utf-8").splitlines())
-    wanted = [line for line in lines if line.get("kind") == "eval"]
-    return [{name: line[name] for name in ("step", "auc", "log_loss")} for line in wanted]

@@ -3,7 +3,6 @@
     python -m benchmarks.study_skipping --runs study.jsonl                    # all of it; resumes if stopped
     python -m benchmarks.study_skipping --runs study.jsonl --only rates       # these blocks
     python -m benchmarks.study_skipping --runs study.jsonl --seconds 1800     # start nothing later than that
-    python -m benchmarks.study_skipping --runs study.jsonl --processes 2      # two processes, each on one thread
     python -m benchmarks.study_skipping --runs study.jsonl --report           # train nothing, write the document
     python -m benchmarks.study_skipping --runs study.jsonl --publish FILE     # one short line per run
 
@@ -12,7 +11,6 @@ read from the folder that ADAPTIVE_DATA names; sets that are not there are left 
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,15 +44,10 @@ def run_blocks(
     *,
     until: float,
     is_there: Callable[[Setting], bool],
-    part: tuple[int, int] = (0, 1),
 ) -> None:
-    """Train what is not in the file yet; an error ends its own run only and is stored.
-
-    `part`: number and count of processes that share the cells.
-    """
-    number, count = part
+    """Train what is not in the file yet; an error ends its own run only and is stored."""
     for block in chosen:
-        for setting, way, seed in list(cells(block))[number::count]:
+        for setting, way, seed in cells(block):
             if runs.get(setting, way, seed) is not None or not is_there(setting):
                 continue
             if time.monotonic() > until:
@@ -69,25 +62,14 @@ def run_blocks(
             print(f"  {time.perf_counter() - start:.1f} s", flush=True)
 
 
-def run_processes(words: list[str], count: int) -> int:
-    """Run the same command in several processes, each with its part of the cells; return the largest exit code."""
-    command = [sys.executable, "-m", "benchmarks.study_skipping", *words]
-    processes = [subprocess.Popen([*command, "--part", str(part)]) for part in range(count)]
-    return max(process.wait() for process in processes)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, metavar="FILE", help="JSON lines, one per run")
     parser.add_argument("--only", nargs="+", metavar="BLOCK", help="blocks to train")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run later than that")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes that share the runs")
-    parser.add_argument("--part", type=int, default=None, help=argparse.SUPPRESS)  # of a process, from 0
     parser.add_argument("--publish", type=Path, metavar="FILE", help="write one short line per run, train nothing")
     parser.add_argument("--report", action="store_true", help="write the document from what is there, train nothing")
     options = parser.parse_args(arguments)
-    if options.processes > 1 and options.part is None and not (options.report or options.publish):
-        raise SystemExit(run_processes(list(arguments or sys.argv[1:]), options.processes))
     chosen, runs = wanted(options.only), Runs(options.runs)
     if options.publish:
         publish(runs, options.publish)
@@ -98,8 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
             until = time.monotonic() + options.seconds
-            part = (options.part or 0, options.processes)
-            run_blocks(chosen, runs, Path(folder), until=until, is_there=is_there, part=part)
+            run_blocks(chosen, runs, Path(folder), until=until, is_there=is_there)
         return
     from benchmarks.study_report import write_document
 

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import (
     bench_memory,
-    bench_mmap,
     bench_plan,
     bench_reader,
     bench_rules,
@@ -146,12 +145,6 @@ def test_rules(read: str) -> None:
     assert report.ratios["rule_time_lru_vs_lru"] == 1 and report.ratios["rule_time_random_drop_vs_lru"] > 0
     control, dropped = report.tables[0].rows
     assert control[-1] == "0.0%" and 10 <= float(dropped[-1].rstrip("%")) < 10 + 100 / settings.batches
-
-
-def test_mmap(tmp_path: Path) -> None:
-    report = bench_mmap.run(replace(bench_mmap.SETTINGS["smoke"], folder=str(tmp_path)))
-    assert report.ratios["mmap_vs_memory_fitting"] > 0
-    assert not list(tmp_path.iterdir())
 
 
 def test_reader() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.study_cells import OFF, Block, Setting, Way, ruled, stream
-from benchmarks.study_report import after_epoch, block_table, verdict_table
+from benchmarks.study_report import block_table, verdict_table
 from benchmarks.study_runs import Run, Runs, fingerprint
 from benchmarks.study_skipping import run_blocks
 from benchmarks.study_verdicts import holm, outcomes, publish
@@ -53,8 +53,6 @@ def test_a_stopped_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     dropped = runs["inputs"].summary["skipped_input_share"]
     assert dropped >= 0.05
     assert runs["random as inputs"].summary["skipped_input_share"] == pytest.approx(dropped, abs=0.1)
-    assert len(runs["off"].evaluations) == 2
-    assert runs["off"].evaluations[-1]["auc"] == runs["off"].summary["auc"]
 
     monkeypatch.setattr("benchmarks.study_skipping.train", lambda *_, **__: pytest.fail("trained again"))
     study()
@@ -80,9 +78,6 @@ def test_a_line_cut_short_is_removed(tmp_path: Path) -> None:
     assert [run.seed for run in Runs(runs.path)] == [0, 1]
 
 
-# --- what is trained -----------------------------------------------------------------------------------------------
-
-
 # --- the report ----------------------------------------------------------------------------------------------------
 
 
@@ -101,14 +96,6 @@ def test_a_table_has_means_and_intervals(three_seeds: tuple[Block, Runs]) -> Non
     assert lines[2].split(" | ")[:4] == ["| easy", "off", "0.70000", "control"]
     assert "-0.00200 [-0.00448, +0.00048]" in lines[3]
     assert "50.0%" in lines[3]
-
-
-def test_the_quality_after_an_epoch(three_seeds: tuple[Block, Runs]) -> None:
-    _, runs = three_seeds
-    run = next(iter(runs))
-    evaluations = [{"step": 1, "auc": 0.6, "log_loss": 0.9}, {"step": 2, "auc": 0.7, "log_loss": 0.5}]
-    earlier = after_epoch(0)(Run(**{**run.__dict__, "evaluations": evaluations}))
-    assert (earlier.summary["auc"], earlier.summary["log_loss"]) == (0.6, 0.9)
 
 
 # --- tests against a bar -------------------------------------------------------------------------------------------
