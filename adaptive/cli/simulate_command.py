@@ -31,8 +31,8 @@ def simulate(
 ) -> None:
     """Predict hit rates and traffic of device sizes, without training.
 
-    Plans batches as training would, but rows have no values: policies see no movement, so nothing is skipped by
-    movement. Deferral by visits works. Sizes too small for the batches in flight are reported as such.
+    Plans batches as training would, but rows have no values, so no update is skipped or deferred. Sizes too small for
+    the batches in flight are reported as such.
 
     With --skew, it reports the skew of the ids instead. After Ctrl-C, it reports the batches read so far.
     """

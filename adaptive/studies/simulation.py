@@ -2,7 +2,7 @@
 
 The data are read once for all policies that take batches as they come. A policy that arranges its inputs gets a
 separate stream. In memory at a time are a chunk of batches, the records and slots of every run, and the trace for
-Belady's bound. Rows have no values, so nothing is skipped by movement; deferral by visits works as in training.
+Belady's bound. Rows have no values, so nothing is skipped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,6 @@ class PolicyForecast(SizedPolicy):
     Attributes:
         belady_row_hit_rate: upper bound for any policy.
         popular_input_share: share of samples that found all their rows on the device.
-        skipped_update_share, deferred_update_share: shares of the row updates; None if ids do not show them.
         skips_unknown: see `SimulatedRun`.
         policy_numbers: numbers that the policy reports.
     """
@@ -74,8 +73,6 @@ class PolicyForecast(SizedPolicy):
     written_back_rows: int
     bytes_h2d: int
     bytes_d2h: int
-    skipped_update_share: float | None
-    deferred_update_share: float | None
     skips_unknown: bool
     policy_numbers: Mapping[str, float]
     lookups_per_s: float
@@ -244,10 +241,6 @@ def _forecast(setup: Setup, stream: SharedTrace, label: str, size: str, run: Sim
     total = dict(zip(Counter, run.tally.sum(0).tolist(), strict=True))
     lookups, rows = total[Counter.LOOKUPS], total[Counter.UNIQUE_ROWS]
 
-    def share(count: int) -> float | None:
-        """Share of the row updates; None if ids do not show it."""
-        return None if run.skips_unknown or not rows else count / rows
-
     return PolicyForecast(
         label,
         size,
@@ -262,8 +255,6 @@ def _forecast(setup: Setup, stream: SharedTrace, label: str, size: str, run: Sim
         written_back_rows=total[Counter.WRITTEN_BACK],
         bytes_h2d=total[Counter.BYTES_H2D],
         bytes_d2h=total[Counter.BYTES_D2H],
-        skipped_update_share=share(total[Counter.SKIPPED_UPDATES]),
-        deferred_update_share=share(total[Counter.DEFERRED_UPDATES]),
         skips_unknown=run.skips_unknown,
         policy_numbers=PolicyCaller(run.policy).reported(),
         lookups_per_s=lookups / (run.seconds + stream.seconds),
@@ -319,8 +310,7 @@ def number_keys(dataset: Dataset, most: int | None = None) -> Dataset:
 LEGEND: Final = (
     "lookup hits: lookups whose row was on the device when their batch was planned. row hits: the same for each "
     "batch's distinct rows. row hits, Belady: upper bound of row hits (not of lookup hits) for any policy. popular: "
-    "inputs all of whose rows were on the device. to device, to host: bytes per batch. deferred: updates that are not "
-    "written because they wait for a later one."
+    "inputs all of whose rows were on the device. to device, to host: bytes per batch."
 )
 UNKNOWN: Final = (
     "updates are skipped or deferred by their size, which ids do not show. The numbers are those of a run that skips "
@@ -363,14 +353,7 @@ def _columns(result: Simulation) -> list[Column]:
         ("popular", lambda run: percent_text(run.popular_input_share)),
         ("to device", lambda run: bytes_text(run.bytes_h2d / result.batches)),
         ("to host", lambda run: bytes_text(run.bytes_d2h / result.batches)),
-        ("deferred", _deferred),
     ]
-
-
-def _deferred(run: PolicyForecast) -> str:
-    if run.skips_unknown:
-        return "unknown"
-    return percent_text(run.deferred_update_share)
 
 
 def stop_lines(result: Simulation) -> list[str]:
