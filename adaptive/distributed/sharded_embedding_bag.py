@@ -186,6 +186,7 @@ class ShardedEmbeddingBag(PooledVectors):
         self._current: ShardedPlanned | None = None
         self._failure: BaseException | None = None
         self._number = 0
+        self.local.optimizer._step_supports_amp_scaling = False  # a scaler would see one rank's gradients
         self.local.optimizer.register_step_pre_hook(lambda optimizer, arguments, named: self._exchange_gradients())
 
     @property

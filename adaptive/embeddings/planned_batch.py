@@ -4,6 +4,7 @@ Letters: B samples, V vectors of a group, D width. All classes here belong to th
 is called by autograd, from its own thread on a GPU.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -67,31 +68,59 @@ class GroupBatch:
         if self.gradients is not None:
             self.gradients = self.gradients * factor
 
-    def update(self) -> Callable[[], Feedback]:
+    def update(self, found_inf: Tensor | None = None) -> Callable[[], Feedback]:
         """Update the rows; return a function that waits and describes the update. Call it once."""
         assert self.plan is not None
         plan, device = self.plan, self._tiered.device
+        nothing = Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
         if self.gradients is None:  # the loss does not depend on this group
-            return lambda: Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
-        rows, norms = plan.written_rows, device.update(plan, self.device_plan, self.gradients)
+            return lambda: nothing
+        rows, norms = plan.written_rows, device.update(plan, self.device_plan, self.gradients, found_inf)
         self.gradients = None
         applied_visits = np.zeros(0, np.int32) if plan.deferred is None else plan.deferred.applied_visits
 
         # It waits for several batches and must not keep the plan: the next one gets its memory, still in the caches.
         def feedback() -> Feedback:
-            return Feedback(rows, norms(), applied_visits)
+            sizes = norms()
+            # NaN: the flag was set, so nothing was updated.
+            return (
+                nothing if found_inf is not None and np.isnan(sizes[0]).any() else Feedback(rows, sizes, applied_visits)
+            )
 
         return feedback
 
     def split(self, vectors: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return feature -> its vectors: (B, D) if it is pooled, else (lookups, D)."""
+        names, block, parts = self._blocks(vectors, batch)
+        return dict(zip(names, [*block.unbind(1), *parts], strict=True))
+
+    def _blocks(self, vectors: Tensor, batch: Batch) -> tuple[list[str], Tensor, list[Tensor]]:
+        """Return names of features, the vectors (B, F, D) of those that are pooled, and those of each other one."""
         features = self._group.features
         pooled = sorted((f for f in features if f.column >= 0), key=lambda f: f.column)
         unpooled = [f for f in features if f.column < 0]
         sizes = [batch.num_lookups(f.position) for f in unpooled]
         block, *parts = torch.split(vectors, [batch.num_samples * len(pooled), *sizes])
-        columns = block.view(batch.num_samples, len(pooled), vectors.shape[1]).unbind(1) if pooled else ()
-        return {f.name: part for f, part in zip([*pooled, *unpooled], [*columns, *parts], strict=True)}
+        block = block.view(batch.num_samples, len(pooled), vectors.shape[1])
+        return [f.name for f in (*pooled, *unpooled)], block, parts
+
+    def largest_gradients(self, batch: Batch) -> tuple[list[str], list[Tensor]]:
+        """Return the features, and tensors (n,) with the largest absolute value of the gradient of each.
+
+        NaN and infinity stay. Nothing waits.
+        """
+        if self.gradients is None:
+            return [], []
+        names, block, parts = self._blocks(self.gradients, batch)
+        sizes = (
+            [torch.linalg.vector_norm(block, math.inf, dim=(0, 2))]
+            if block.numel()
+            else [block.new_zeros(block.shape[1])]
+        )
+        sizes += [
+            torch.linalg.vector_norm(part, math.inf).reshape(1) if len(part) else part.new_zeros(1) for part in parts
+        ]
+        return names, sizes
 
     def bad_gradients(self, batch: Batch) -> list[str]:
         """Return the features whose gradient is not finite."""
@@ -312,12 +341,12 @@ class BatchSteps:
                 groups.append(GroupBatch(tiered, None, pooling=pooling, weights=weights))
         return Planned(batch, groups, pipeline.tiered_groups[0].device.send)
 
-    def update(self, planned: Planned) -> None:
-        """Update the rows of a batch from its gradients."""
+    def update(self, planned: Planned, found_inf: Tensor | None = None) -> None:
+        """Update the rows of a batch from its gradients; `found_inf` as in `DeviceTier.update`."""
         number, works = planned.number, planned.works
         # Recorded, so that a loop that ends here is not taken for one left before step().
         with self.reporting_errors(), self._pipeline.lock.changing(f"rows of batch {number} were updated"):
-            self._pipeline.feedback.report(number, [group.update() for group in works])
+            self._pipeline.feedback.report(number, [group.update(found_inf) for group in works])
             self._pipeline.updated = number
 
 

@@ -5,9 +5,11 @@ A learning rate belongs to the step that uses it: the training thread updates ro
 rate of the batch that applies them.
 
 Rows are not parameters, so `torch.amp.GradScaler` works on a stand-in for them. The stand-in's gradient is 1, or NaN if
-a gradient of the rows is not finite. The scaler divides it by its scale as it would divide gradients, and the gradients
-of rows are multiplied by the result before they are used. So `unscale_` and `step` of the scaler work, without fetching
-a number from the device. Without a scaler, none of this is computed.
+a gradient of the rows is not finite. `unscale_` divides it by the scale as it would divide gradients, and the gradients
+of rows are multiplied by the result before they are used. The scaler's `step` leaves its scale and its finding in
+`grad_scale` and `found_inf`, as for torch's fused optimizers: the kernels read the finding on the device, and no number
+is fetched. Rows that are on the host, watched or in ordinary memory need it at once. Without a scaler, none of this is
+computed.
 """
 
 import functools
@@ -56,11 +58,9 @@ class _StandIn(torch.Tensor):
 
     find: Callable[[], Tensor | None]
     answer: Tensor | None
-    was_asked: bool
 
     @property
     def grad(self) -> Tensor | None:
-        self.was_asked = True
         if self.answer is None:
             self.answer = self.find()
         return self.answer
@@ -70,7 +70,7 @@ class _StandIn(torch.Tensor):
         return
 
     def forget(self) -> None:
-        self.answer, self.was_asked = None, False
+        self.answer = None
 
 
 @without_compiler
@@ -79,7 +79,13 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     `step()` is the same as `TieredEmbeddingBag.step()`. `zero_grad()` does nothing, because gradients belong to their
     batch. `state_dict()` contains the learning rate; the embeddings' `state_dict()` contains the state of rows.
+
+    `found_inf` () float32 on the device, if it is set: a number other than 0 then makes `step()` change nothing.
     """
+
+    _step_supports_amp_scaling = True  # for GradScaler
+    found_inf: Tensor
+    grad_scale: Tensor | None
 
     def __init__(self, lr: float, pipeline: Pipeline, batch_steps: BatchSteps, anchor: Tensor) -> None:
         """`anchor` requires a gradient unless rows are frozen."""
@@ -140,6 +146,11 @@ class RowsOptimizer(torch.optim.Optimizer):
                 return self.discard()
             for work in self._works_with_gradients():
                 work.scale_gradients(1 / grad_scale)
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and not self._pipeline.takes_flags:
+            if bool(found_inf):
+                return self.discard()
+            found_inf = None
         # Rate and factor need no rows: on a device they are launched before the wait for rows that are in flight.
         if (rate := self.lr) != self._pipeline.rate:
             self._pipeline.use_rate(rate)
@@ -147,7 +158,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         with self._pipeline.stopwatch.stage("row_update"), self._pipeline.running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
-                self._batch_steps.update(planned)
+                self._batch_steps.update(planned, found_inf)
                 del self._pending[planned.number]
         self._stand_in.forget()
 
@@ -199,12 +210,8 @@ class RowsOptimizer(torch.optim.Optimizer):
         self._pending[planned.number] = planned.whole
 
     def is_unapplied(self, planned: Planned) -> bool:
-        """True if the batch has gradients that were neither applied nor discarded; may wait."""
-        if planned.number not in self._pending or not planned.has_gradients:
-            return False
-        # A scaler that read the stand-in's gradient and got NaN has skipped the step on purpose.
-        answer = self._stand_in.find() if self._stand_in.was_asked else None
-        return answer is None or not bool(torch.isnan(answer).any())
+        """True if the batch has gradients that were neither applied nor discarded."""
+        return planned.number in self._pending and planned.has_gradients
 
     def discard(self) -> None:
         """Drop the gradients of the current batch; its rows are not updated."""
@@ -223,6 +230,8 @@ class RowsOptimizer(torch.optim.Optimizer):
         """Return `_works_with_gradients`, multiplied by the factor that a scaler has left."""
         works = self._works_with_gradients()
         if (factor := self._stand_in.answer) is not None:
+            if (scale := getattr(self, "grad_scale", None)) is not None:  # `unscale_` was not called
+                factor = factor * scale.double().reciprocal().float()  # as torch's scaler computes it
             for work in works:
                 work.scale_gradients(factor)
             self._stand_in.answer = None

@@ -282,7 +282,7 @@ class Recording:
             while True:
                 with self._recorder.timed("wait"):
                     planned = next(iterator, None)
-                if self._recorder.is_due:
+                if self._recorder.is_due():
                     self._recorder.write_interval()
                 if planned is None:
                     break

@@ -20,7 +20,7 @@ NOTHING_UPDATED: Final = "nothing was updated. Check these lines, or lower the l
 
 
 def explain_loss(
-    what: str, batch: Batch, *, logits: Tensor, pooled: Tensor | SampleVectors, model: nn.Module
+    what: str, batch: Batch, *, logits: Tensor, pooled: Tensor | SampleVectors | None, model: nn.Module
 ) -> NonFiniteError:
     """Return the error for a loss that is not finite.
 
@@ -28,12 +28,13 @@ def explain_loss(
         what: step and value, such as `step 7: the loss is nan`.
         batch: batch with this loss.
         logits: (B,).
-        pooled: embedding vectors (B, F, D), or (B, sum of widths) or of sequences, whose features are not named.
+        pooled: embedding vectors (B, F, D), or (B, sum of widths) or of sequences, whose features are not named; None:
+            not known.
         model: its weights are checked too.
     """
     bad_dense = np.flatnonzero(~np.isfinite(batch.dense).all(0)).tolist()
     causes = [f"dense input {column}" for column in bad_dense]
-    causes += _bad_vectors(pooled)
+    causes += [] if pooled is None else _bad_vectors(pooled)
     with torch.no_grad():
         bad_weights = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
     causes += [f"weight {name}" for name in bad_weights]

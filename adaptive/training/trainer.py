@@ -13,8 +13,10 @@ each part as a batch. If a layer sets `mixes_samples = True`, batches are traine
 
 Changes of buffers in a forward pass (running statistics) are undone if the batch is not trained.
 
-On a GPU a step waits for the device once, between the backward pass and the update: loss and gradients must be known to
-be finite before anything changes. All work before is launched without a wait.
+Loss and gradients must be finite before anything changes. On a GPU the host does not wait to see it: a flag on the
+device stops all changes, and the host looks two steps later (`flagged_steps`). A step waits once, between the backward
+pass and the update, where the flag cannot be read: on a CPU, among several processes, if rows are updated on the host
+or watched, with dense optimizers that are not fused, and in `step` outside of `train`.
 
 The update of dense weights must not fail halfway: torch's optimizers cannot undo a step, so running out of memory in
 the middle would leave some weights changed. Its memory is therefore allocated before, while nothing has changed.
@@ -25,7 +27,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Final
 
 import numpy as np
@@ -36,14 +38,23 @@ from adaptive.arrays import Floats
 from adaptive.batch import Batch
 from adaptive.distributed.sharded_embedding_bag import Embeddings
 from adaptive.embeddings.planned_batch import LookAhead, Planned
+from adaptive.errors import NonFiniteError
 from adaptive.models.loss import log_loss
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
+from adaptive.training.flagged_steps import (
+    LAG,
+    FlaggedSteps,
+    may_be_flagged,
+    restoring_on_error,
+    save_buffers,
+)
 from adaptive.training.telemetry.recorder import Recorder
 
 # Maximum new memory of a step, as a multiple of the gradients' bytes: Adam its state (2, in its first step) and the
 # square root of the second moment (1), Adagrad a root and a numerator (2), and 1 for the rounding of the allocator.
 UPDATE_ROOM: Final = 4
+IN_PASSES: Final = "in the forward or backward pass"
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class Trainer:
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
         self._set_rates, self._positive_weight = set_rates, positive_weight
+        self._flagged: FlaggedSteps | None = None  # in `train`, if its steps do not wait
         self._seed = torch.initial_seed() % 2**64
         self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
@@ -99,6 +111,7 @@ class Trainer:
         first_step = self.recorder.steps
         self.recorder.start()
         with (
+            self._looking_later(),
             contextlib.closing(self._look_ahead(batches, depth)) as planned_batches,
             self.embeddings.reporting_errors(),
         ):
@@ -106,40 +119,87 @@ class Trainer:
                 self.step(planned)
                 self.measure(planned)
                 after_step()
+            self._look()
         self._write_interval()
         return self.recorder.steps - first_step
+
+    @contextlib.contextmanager
+    def _looking_later(self) -> Iterator[None]:
+        """Let steps go on without a wait, if they can."""
+        if may_be_flagged(self.embeddings, self.optimizer):
+            self._flagged = FlaggedSteps(self.embeddings, self.model, self.optimizer)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NonFiniteError):  # after another error: record the steps that are trained
+                self._look()
+            self._flagged = None
+
+    def _look(self, lag: int = 0) -> None:
+        if self._flagged is not None:
+            self._flagged.look(lag)
+
+    @property
+    def _launched(self) -> int:
+        """Number of the latest step; the recorder has those that the host has looked at."""
+        return self.recorder.steps + (0 if self._flagged is None else len(self._flagged))
 
     def _look_ahead(self, batches: Iterable[Batch], depth: int) -> LookAhead:
         return self.embeddings.look_ahead(batches, depth=depth)
 
     def _write_interval(self) -> None:
-        self.recorder.write_interval()
+        if self._flagged is None:
+            self.recorder.write_interval()
+        else:
+            self._flagged.then(partial(self.recorder.write_interval, self.recorder.cut(self._launched)))
 
     def step(self, planned: Planned) -> None:
         """Train one batch. Nothing changes unless loss and gradients are finite.
 
         Raises:
             DeviceMemoryError: if GPU memory runs out. In the passes, nothing has changed then.
+            NonFiniteError: for this batch; in `train` perhaps for one of the two before it.
         """
-        name, running_out = f"step {self.recorder.steps + 1}", self.embeddings.runtime.pipeline.running_out
-        with running_out("in the forward or backward pass"), restoring_buffers_on_error(self.model):
+        if self._flagged is not None:
+            return self._step_on(planned, self._flagged)
+        name, buffers = f"step {self._launched + 1}", save_buffers(self.model)
+        with self.embeddings.runtime.pipeline.running_out(IN_PASSES), restoring_on_error(buffers):
             passed = self._passes(planned)
             self._check(passed, planned, name)
         with self.recorder.timed("update"):
             of_batch = self._combine(planned, passed)
-        self._set_rates(self.recorder.steps)
-        with self.recorder.timed("update"), running_out("in the update of dense weights"):
+        self._update()
+        self.recorder.step(*of_batch)
+
+    def _step_on(self, planned: Planned, flagged: FlaggedSteps) -> None:
+        """`step` without a wait, as a part of `train`."""
+        name, buffers = f"step {self._launched + 1}", save_buffers(self.model)
+        with self.embeddings.runtime.pipeline.running_out(IN_PASSES), restoring_on_error(buffers):
+            self.optimizer.zero_grad()
+            loss, logits = self._forward_backward(planned)
+            launched = flagged.send(name, planned, loss, logits, buffers)
+            reserve_update_memory(self.optimizer, self.embeddings.device)
+        with flagged.deciding():
+            self._update()
+        labels, weights = planned.batch.labels, weights_of(planned)
+        flagged.add(launched, lambda loss, logits: self.recorder.step(loss, logits, labels, weights))
+        flagged.look(LAG)
+
+    def _update(self) -> None:
+        self._set_rates(self._launched)
+        with (
+            self.recorder.timed("update"),
+            self.embeddings.runtime.pipeline.running_out("in the update of dense weights"),
+        ):
             self.optimizer.step()
         with self.recorder.timed("row_update"):
             self.embeddings.step()
-        self.recorder.step(*of_batch)
 
     def _combine(self, planned: Planned, passed: Passed) -> tuple[float, Tensor, Floats, Floats]:
         """Return the loss of the whole batch, and logits, labels and weights (B,) of its samples; no weights: (0,)."""
-        weights = np.asarray(planned.batch.extras.get("weight", ()), np.float32)
         logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
         # One after the other: the built-in `sum` compensates rounding errors.
-        return reduce(operator.add, passed.losses, 0.0), logits, planned.batch.labels, weights
+        return reduce(operator.add, passed.losses, 0.0), logits, planned.batch.labels, weights_of(planned)
 
     def _passes(self, planned: Planned) -> Passed:
         """Run forward and backward of all parts, and wait for the device once."""
@@ -168,7 +228,7 @@ class Trainer:
         """Return the part's share of the batch's loss, and its logits, after forward and backward."""
         with self.recorder.timed("forward"):
             vectors = vectors_of(self.embeddings, self.model, part)
-            words = self._seed, self.recorder.steps, part.first
+            words = self._seed, self._launched, part.first
             with seeded(words, self.embeddings.device) if self._has_dropout else contextlib.nullcontext():
                 logits: Tensor = self.model(part.dense, vectors)
             loss = self._loss(part, logits)
@@ -205,15 +265,21 @@ class Trainer:
     def measure(self, planned: Planned) -> None:
         """Report the loss on samples of the batch that the policy held back, if there are any."""
         if planned.batch.held_back is not None:
+            self._look()
             loss = evaluate(self.embeddings, self.model, [planned.batch.held_back]).log_loss
             assert loss is not None
             self.embeddings.report_loss(planned, loss)
 
     def _next(self, planned_batches: Iterator[Planned]) -> Planned | None:
         planned = self._wait_for_next(planned_batches)
-        if self.recorder.is_due:  # fetching the next batch makes the last one count as trained
+        if self.recorder.is_due(self._launched):  # fetching the next batch makes the last one count as trained
             self._write_interval()
         return planned
+
+
+def weights_of(planned: Planned) -> Floats:
+    """Weights (B,) of the samples; (0,): all are 1."""
+    return np.asarray(planned.batch.extras.get("weight", ()), np.float32)
 
 
 def reserve_update_memory(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -241,15 +307,3 @@ def seeded(numbers: Sequence[int], device: torch.device) -> Iterator[None]:
         words = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
         torch.manual_seed(int(words[0] >> np.uint64(1)))
         yield
-
-
-@contextlib.contextmanager
-def restoring_buffers_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers (running statistics) if the block fails."""
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    except BaseException:
-        for buffer, value in saved:
-            buffer.copy_(value)
-        raise

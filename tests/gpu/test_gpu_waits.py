@@ -1,20 +1,21 @@
-"""A training step never waits for the device; `Trainer` does once, for loss and gradients.
+"""A training step never waits for the device; `Trainer.step` alone does once, for loss and gradients.
 
 The device tier takes the memory that is configured.
 """
 
 import gc
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from support.gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_error
+from support.gpu_helpers import Running, Training, assert_same, reading_is_allowed, waiting_is_an_error
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import NonFiniteError
 from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device
 from adaptive.policies.lfu import LFU
@@ -72,12 +73,51 @@ def reads_of(trainer: Trainer, training: Training, batches: list[Batch]) -> int:
 
 
 @pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
-def test_the_trainer_waits_once_a_step(device: str, dense: type[torch.optim.Optimizer]) -> None:
+def test_a_step_alone_waits_once(device: str, dense: type[torch.optim.Optimizer]) -> None:
     training = Training(device, LRU, RowwiseAdagrad())
     running = training.open()
     with running.embeddings as embeddings:
         trainer = Trainer(embeddings, running.model, dense(running.model.parameters(), lr=0.01))  # type: ignore[call-arg]
         assert reads_of(trainer, training, training.batches()) == training.num_batches - WARM_UP
+
+
+@pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+def test_training_waits_in_no_step(device: str, dense: type[torch.optim.Optimizer]) -> None:
+    training = Training(device, LRU, RowwiseAdagrad(), num_batches=45)  # two intervals of records
+    running = training.open()
+    with running.embeddings as embeddings, ExitStack() as waiting:
+        trainer = Trainer(embeddings, running.model, dense(running.model.parameters(), lr=0.01, fused=True))  # type: ignore[call-arg]
+
+        def after_step() -> None:
+            if trainer._launched == WARM_UP:
+                waiting.enter_context(waiting_is_an_error(device))
+
+        assert trainer.train(training.batches(), depth=training.depth, after_step=after_step) == 45
+
+
+def test_a_bad_loss_changes_nothing_that_was_trained_before(device: str) -> None:
+    training, results = Training(device, LRU, Adam()), []
+    batches = training.batches()
+    spoilt = replace(batches[7], dense=np.full_like(batches[7].dense, np.nan))
+    for some in (batches[:7], [*batches[:7], spoilt, *batches[8:]]):
+        running = training.open()
+        with running.embeddings as embeddings:
+            optimizer = torch.optim.Adam(running.model.parameters(), fused=True)
+            trainer = Trainer(embeddings, running.model, optimizer)
+            with nullcontext() if len(some) == 7 else pytest.raises(NonFiniteError, match="step 8: the loss is nan"):
+                trainer.train(some, depth=training.depth)
+            assert trainer.recorder.steps == 7
+            running.losses.append(torch.zeros(()))
+            state = {f"{n} {key}": value.cpu().numpy() for n, values in enumerate(optimizer.state.values())
+                     for key, value in values.items()}  # fmt: skip
+            values = {name: array for name, array in running.numbers().items() if not name.startswith("rows ")}
+            saved = embeddings.rows.state_arrays()
+            rows = np.zeros((2540, saved["rows0.state"].shape[1]), np.float32)
+            rows[saved["rows0.changed"]] = saved[
+                "rows0.state"
+            ]  # rows of batches that were passed over count as changed
+            results.append(values | state | {"row state": rows})
+    assert_same(*results)
 
 
 def test_twice_the_steps_cost_no_more_waits(device: str) -> None:

@@ -118,7 +118,7 @@ def row_forms(width: int) -> Iterator[Form]:
     for (kind, state), scaled in product(states(width).items(), flags):
         for summed in flags if kind != steps.SGD_ else (False,):
             form = {"KIND": kind, "STATE": state, "SCALED": scaled, "SUMMED": summed}
-            yield update_kernel, shape | form | {"STOCHASTIC": False, "LENGTHS": not scaled}
+            yield update_kernel, shape | form | {"STOCHASTIC": False, "LENGTHS": not scaled, "FLAGGED": not scaled}
     for scaled in flags:
         columns = min(HOT_COLUMNS, tile_of(width).block)
         yield hot_kernel, {"WIDTH": width, "COLUMNS": columns, "DEPTH": HOT_DEPTH, "SCALED": scaled}
@@ -126,7 +126,7 @@ def row_forms(width: int) -> Iterator[Form]:
         yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled}
     for state in states(width).values():
         yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}
-    yield decay_kernel, shape | {"STOCHASTIC": False}
+    yield decay_kernel, shape | {"STOCHASTIC": False, "FLAGGED": True}
     for keys in flags:
         yield initial_kernel, shape | {"HAS_KEYS": keys}
     yield from half_forms(width)
@@ -138,8 +138,8 @@ def half_forms(width: int) -> Iterator[Form]:
     pooling = shape_of(width, POOL_WARPS) | {"SCALED": False, "SINGLE": False, "IN_ORDER": False}
     for flag in (False, True):
         yield pool_kernel, pooling | half | {"HOST": flag}
-        yield decay_kernel, shape | half | {"STOCHASTIC": flag}
-    form = {"SCALED": False, "STOCHASTIC": True, "LENGTHS": True}
+        yield decay_kernel, shape | half | {"STOCHASTIC": flag, "FLAGGED": flag}
+    form = {"SCALED": False, "STOCHASTIC": True, "LENGTHS": True, "FLAGGED": True}
     for kind, state in states(width).items():
         yield update_kernel, shape | half | form | {"KIND": kind, "STATE": state, "SUMMED": False}
     for (kind, state), summed in product(((steps.ADAGRAD, width), (steps.ADAM, 2 * width + 2)), (False, True)):
@@ -196,7 +196,7 @@ def main(capability: int, which: str, *widths: int) -> None:
             print(json.dumps(examine(kernel, capability, options, constants) | {"width": width}), flush=True)
     fused = {"num_warps": 1, "enable_fp_fusion": True}
     constants = shape_of(8) | {"KIND": steps.ADAGRAD, "STATE": 8, "SCALED": True, "SUMMED": False}
-    constants |= {"STOCHASTIC": False, "LENGTHS": False}
+    constants |= {"STOCHASTIC": False, "LENGTHS": False, "FLAGGED": False}
     print(json.dumps(examine(update_kernel, capability, fused, constants)))  # an example of a fused operation
 
 

@@ -82,12 +82,13 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         pool(weights, None, numbers(10).long(), vectors[:bags], none, none, none, torch.zeros(bags, width), bags)
         table = weights, state, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections
         hot = torch.from_numpy(hot_rows(segments.numpy()))
-        update(*table, torch.zeros(1, num), hot=hot)
+        flag = torch.zeros(())
+        update(*table, torch.zeros(1, num), hot=hot, found_inf=flag)
         sums, squares = torch.zeros(5000, width), torch.zeros(5000, squares_width)
         pending = torch.zeros(5000, dtype=torch.bool)
         accumulate(rows, segments, vectors, none, gradients, sums, squares, pending, hot=hot)
         for factor in (0.99, 1.0, 0.0):
-            decay(weights, rows, factor)
+            decay(weights, rows, factor, found_inf=flag)
         copy_rows(weights, state, rows, weights, state, rows)
         for tables in (1, 16, 17):
             starts, keys, bounds = numbers(tables + 1), numbers(tables), torch.ones(tables)

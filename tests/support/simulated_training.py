@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -65,6 +66,7 @@ class Case:
     ample: bool = False  # enough buffers, so that no thread waits for one
     lookups: str = "host"  # or "device", which searches them; every other batch is then only pooled
     keyed: bool = False  # ids are keys that come and go; nothing is read with batches in flight
+    bad_from: int | None = None  # from this batch on, a flag on the device keeps all rows
 
     @property
     def forgets(self) -> bool:
@@ -104,6 +106,8 @@ CASES = [
     Case(Skips, 1, "staged", "90%", keyed=True),
     Case(ScatteredOnHost, 3, "direct", "50%", ample=True, keyed=True),
     Case(SkipsOnHost, 2, "staged", "30%", keyed=True),
+    Case(way="direct", ample=True, bad_from=11),
+    Case(depth=3, way="staged", device_rows="80%", bad_from=7),
 ]
 
 
@@ -147,6 +151,7 @@ class Run:
     random: np.random.Generator
     readings: dict[int, list[NDArray[np.float32]]]
     forgets: bool = False  # every other batch is pooled, and not updated
+    bad_from: int | None = None
     pooled: dict[int, list[Tensor]] = field(default_factory=dict)  # the vectors of these
 
     def train(self, num_batches: int = len(BATCHES)) -> Arrays:
@@ -217,6 +222,12 @@ class Run:
         pipeline = self.embeddings.runtime.pipeline
         pipeline.start_training(ready)
         works = list(map(GroupBatch, pipeline.tiered_groups, ready.plans, ready.device_plans))
+        is_bad, flag = self.bad_from is not None and ready.number >= self.bad_from, None
+        if self.bad_from is not None and works[0]._tiered.device.takes_flags:
+            flag = self.on_device(torch.zeros(()), lambda out: out.fill_(float(is_bad)))
+        elif is_bad:
+            pipeline.end_training(ready)
+            return
         if self.forgets and ready.number % 2:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)
@@ -231,7 +242,7 @@ class Run:
             work.add_gradients(
                 self.on_device(vectors, lambda out, v=vectors: out.copy_(v * slope + (0.125 * dense[0, 0] + labels[0])))
             )
-        pipeline.feedback.report(ready.number, [work.update() for work in works])
+        pipeline.feedback.report(ready.number, [work.update(flag) for work in works])
         pipeline.end_training(ready)
 
     def on_device(self, like: Tensor, work: Callable[[Tensor], object]) -> Tensor:
@@ -265,7 +276,7 @@ def expected(case: Case) -> tuple[Arrays, dict[int, list[NDArray[np.float32]]]]:
     """Results on a device tier of ordinary memory, without streams; rows are read after every batch."""
     if case not in _EXPECTED:
         readings: dict[int, list[NDArray[np.float32]]] = {}
-        run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.forgets)
+        run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.forgets, case.bad_from)
         run.random = AlwaysLooks()  # type: ignore[assignment]
         _EXPECTED[case] = run.train(), readings
     return _EXPECTED[case]
@@ -293,7 +304,7 @@ def same(result: NDArray[Any], expected: NDArray[Any]) -> bool:
 def assert_right(case: Case, seed: int) -> None:
     arrays, readings = expected(case)
     with simulated(seed) as simulation, small_buffers(case.ample):
-        run = Run(case.build(), case.depth, simulation.random, {}, case.forgets)
+        run = Run(case.build(), case.depth, simulation.random, {}, case.forgets, case.bad_from)
         results = run.train()
     for name, array in arrays.items():
         assert same(results[name], array), name
@@ -304,7 +315,7 @@ def assert_right(case: Case, seed: int) -> None:
 def assert_stops(case: Case, seed: int) -> None:
     """Batches that were planned and never trained leave nothing in flight."""
     with simulated(seed) as simulation, small_buffers(case.ample):
-        run = Run(case.build(), case.depth, simulation.random, {}, case.forgets)
+        run = Run(case.build(), case.depth, simulation.random, {}, case.forgets, case.bad_from)
         run.train(14)
         if case.lookups == "device":  # some batches had been searched ahead
             run.train()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from numba import get_num_threads
+from torch import Tensor
 
 from adaptive.arrays import Floats, Int64s, Rows
 from adaptive.batch import Batch, in_order
@@ -28,7 +29,7 @@ from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
 from adaptive.embeddings.planning.planner import SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
-from adaptive.embeddings.tiers.device import DevicePlan, Send
+from adaptive.embeddings.tiers.device import DevicePlan, InFlight, Send
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning.books import MOST_BATCHES
@@ -107,6 +108,7 @@ class Pipeline:
     Attributes:
         lock: held while rows are planned or moved; see `TableLock`.
         has_keys: True if any table has keys.
+        takes_flags: True if a number on the device may decide whether rows are updated: all of them are there then.
         next_number: number of the next batch to be planned.
         trained: number of the latest batch that is trained or passed over; only the training thread sets it.
         updated: number of the latest batch whose rows are updated, which the loop may still have.
@@ -134,6 +136,10 @@ class Pipeline:
         self.mover = mover
         self.groups = tuple(tiered.group for tiered in self.tiered_groups)
         self.has_keys = any(group.has_keys for group in self.groups)
+        on_device = policy_caller.policy.misses != "host" and all(
+            tiered.device.takes_flags for tiered in self.tiered_groups
+        )
+        self.takes_flags = on_device and not policy_caller.skips
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
         on_cpu = mover.device.type == "cpu"
@@ -350,6 +356,10 @@ class Pipeline:
             self._planned = [*self.in_flight(), ready]
             self._late_fetches.expect(plans)
         return ready
+
+    def to_host(self, tensor: Tensor) -> InFlight:
+        """Start to copy float32 numbers from the device. Requires `takes_flags`."""
+        return self.tiered_groups[0].device.to_host(tensor)
 
     def inputs(self, ready: ReadyBatch) -> Send:
         """Return the function that makes device tensors from a batch's arrays."""

@@ -220,7 +220,10 @@ class CpuDevice(DeviceTier):
     def use(self, optimizer: RowOptimizer) -> None:
         self._rows.use(optimizer)
 
-    def update(self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor) -> InFlight:
+    def update(
+        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
+    ) -> InFlight:
+        assert found_inf is None
         if plan.deferred is None:
             norms = self._rows.update(plan.row_updates, gradients.numpy(), plan.number)
         else:

@@ -129,6 +129,7 @@ class DeviceTier(ABC):
     squares_width: int  # float32 values next to each sum, see `RowOptimizer.squares_width`
     poison: bool
     searcher: Searcher | None = None  # finds lookups on the device, if not None
+    takes_flags = False  # `update` takes a `found_inf`
     pools_parts: bool  # pools parts of a batch while rows of the others are in flight; False: batches run in one pass
 
     @abstractmethod
@@ -141,6 +142,10 @@ class DeviceTier(ABC):
 
         buffer: see `Mover.start_moves`. What is returned belongs to the plan: methods that take both get both.
         """
+
+    def to_host(self, tensor: Tensor) -> InFlight:
+        """Start to copy float32 numbers from the device. Requires `takes_flags`."""
+        raise NotImplementedError
 
     @abstractmethod
     def inputs(self, device_plan: DevicePlan | None) -> Send:
@@ -199,8 +204,12 @@ class DeviceTier(ABC):
         """
 
     @abstractmethod
-    def update(self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor) -> InFlight:
+    def update(
+        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
+    ) -> InFlight:
         """Update rows from the vectors' gradients (V, D), or add these to sums and apply sums.
+
+        found_inf: () float32 on the device, only if `takes_flags`. If it is not 0, no row changes and norms are NaN.
 
         Returns:
             (1, n) L2 norms of the updates, in the order of `GroupPlan.written_rows`; (2, n) with those of the rows

@@ -69,8 +69,12 @@ def update(
     hot: Tensor,
     squares: Tensor | None = None,
     keys: Tensor | None = None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """As `gpu.update.update`; `hot` is not used."""
+    if _is_set(found_inf):
+        norms[0].fill_(torch.nan)
+        return
     places, lookups = _below(len(weights), slots), _below(len(gradients), vectors)
     tables, count, width = (_array(weights), _array(state)), len(places), weights.shape[1]
     rule, results = (kind, np.array(settings, np.float32), _array(corrections)), (_keys(keys), _array(norms))
@@ -85,9 +89,12 @@ def update(
     update_kernels.update_range(0, count, sent, tiers, rule, results, empty_rows(1, width))
 
 
-def decay(weights: Tensor, slots: Tensor, factor: float, keys: Tensor | None = None) -> None:
+def decay(
+    weights: Tensor, slots: Tensor, factor: float, keys: Tensor | None = None, *, found_inf: Tensor | None = None
+) -> None:
     """As `gpu.decay.decay`."""
-    decay_kernels.decay(0, _below(len(weights), slots), np.float32(factor), _keys(keys), _array(weights), 1)
+    if not _is_set(found_inf):
+        decay_kernels.decay(0, _below(len(weights), slots), np.float32(factor), _keys(keys), _array(weights), 1)
 
 
 def accumulate(
@@ -153,6 +160,10 @@ def _array(tensor: Tensor) -> Array:
 
 def _keys(keys: Tensor | None) -> Array:
     return NO_KEYS if keys is None else _array(keys).view(np.uint64)
+
+
+def _is_set(found_inf: Tensor | None) -> bool:
+    return found_inf is not None and bool(_array(found_inf) != 0)
 
 
 def _rows_or_none(rows: Tensor | None, like: Tensor) -> Array:

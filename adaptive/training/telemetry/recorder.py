@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -58,6 +58,17 @@ class RecorderState(BaseModel):
     log_loss: StreamingLogLoss
 
 
+@dataclass(frozen=True)
+class Cut:
+    """The end of an interval: what was counted and measured until then."""
+
+    taken: Statistics
+    seconds: float
+    cpu_seconds: float
+    stages: dict[str, float]  # ms of the training thread's stages
+    compiled: bool
+
+
 class Recorder:
     """Collects the steps of a training loop into records for its sinks. For one thread.
 
@@ -104,6 +115,10 @@ class Recorder:
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
         self._weights: list[NDArray[np.float32]] = []
+        self._begin(self.steps, at)
+
+    def _begin(self, step: int, at: tuple[float, float] | None = None) -> None:
+        self._first_step = step
         self._stopwatch = Stopwatch(self._now)
         self._started, self._cpu_started = at or (self._now(), self._cpu_now())
         self._compiled = compilation.count
@@ -131,27 +146,37 @@ class Recorder:
         self._labels.append(labels)
         self._weights.append(weights)
 
-    @property
-    def is_due(self) -> bool:
-        """True if the interval is full. Write it once the next batch is there."""
-        return len(self._losses) >= self._log_every
+    def is_due(self, launched: int | None = None) -> bool:
+        """True if the interval is full. Write it once the next batch is there.
 
-    def write_interval(self) -> None:
-        """Write a record of the steps since the last one, if there are any."""
+        launched: number of the latest step, which may be recorded later; None: all are recorded.
+        """
+        return (self.steps if launched is None else launched) - self._first_step >= self._log_every
+
+    def cut(self, launched: int | None = None) -> Cut:
+        """End the interval with step `launched`, and begin the next one. Time to record belongs to that."""
+        ended, cpu_ended = self._now(), self._cpu_now()
+        taken, compiled = self._embeddings.statistics.take(), compilation.count > self._compiled
+        times, stages = (ended - self._started, cpu_ended - self._cpu_started), self._stopwatch.total_ms()
+        self._begin(self.steps if launched is None else launched, (ended, cpu_ended))
+        return Cut(taken, *times, stages, compiled)
+
+    def write_interval(self, cut: Cut | None = None) -> None:
+        """Write a record of the steps since the last one, if there are any.
+
+        cut: the end of the interval, whose steps are recorded now; None: the interval ends now.
+        """
         if not self._losses:
             return
-        if self._embeddings.device.type == "cuda":
-            torch.cuda.synchronize(self._embeddings.device)  # wait for launched work, so the time includes it
-        ended, cpu_ended = self._now(), self._cpu_now()
         logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
+        cut = cut or self.cut()  # after a wait for the logits, so the time includes launched work
         weights = np.concatenate(self._weights)
         self.auc.update(logits, labels, weights)
         self.log_loss.update(logits, labels, weights)
-        times = ended - self._started, cpu_ended - self._cpu_started
-        record = self._interval(self._embeddings.statistics.take(), *times)
+        record = self._interval(cut)
         self.totals.add(record)
         self.write(record)
-        self.start((ended, cpu_ended))  # the time of recording belongs to the next interval
+        self._losses, self._logits, self._labels, self._weights = [], [], [], []
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Record an evaluation. Its time belongs to no interval."""
@@ -184,7 +209,8 @@ class Recorder:
             for sink in self.sinks:
                 stack.callback(sink.close)
 
-    def _interval(self, taken: Statistics, seconds: float, cpu_seconds: float) -> IntervalRecord:
+    def _interval(self, cut: Cut) -> IntervalRecord:
+        taken = cut.taken
         rows_now = {name: getattr(taken, name) for name in ROWS_NOW}
         policy = dict(taken.policy)
         if taken.batches_in_parts:
@@ -203,21 +229,21 @@ class Recorder:
             hit_rate=whole.hit_rate,
             row_hit_rate=whole.row_hit_rate,
             loss=float(np.mean(self._losses)),
-            samples_per_s=(read - self.totals.read) / seconds if seconds > 0 else 0.0,
-            cpu_seconds=cpu_seconds,
+            samples_per_s=(read - self.totals.read) / cut.seconds if cut.seconds > 0 else 0.0,
+            cpu_seconds=cut.cpu_seconds,
             samples_read=read,
-            compiled=compilation.count > self._compiled,
-            time_ms=self._time_ms(taken, seconds),
+            compiled=cut.compiled,
+            time_ms=self._time_ms(cut),
             tables=tables,
             update_norms=_update_norms(taken),
             device_rows=taken.device_rows,
             policy=policy,
         )
 
-    def _time_ms(self, taken: Statistics, seconds: float) -> dict[str, float]:
+    def _time_ms(self, cut: Cut) -> dict[str, float]:
         """Mean ms per step; stages of the training thread and `other` add up to the step."""
-        training = self._stopwatch.total_ms()
-        total = {**taken.times_ms, **training, "other": max(1000 * seconds - sum(training.values()), 0.0)}
+        other = max(1000 * cut.seconds - sum(cut.stages.values()), 0.0)
+        total = {**cut.taken.times_ms, **cut.stages, "other": other}
         return {stage: total[stage] / len(self._losses) for stage in (*STAGES, "policy") if stage in total}
 
     def write(self, record: Record) -> None:

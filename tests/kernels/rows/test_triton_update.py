@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import triton_setup
 from support.row_kernels import OPTIMIZERS, Floats, every_optimizer, random_rows
 from support.triton_setup import assert_same_bits, hot_of, needs_gpu, run, settings_of
 
+import adaptive.kernels.rows.gpu.decay
 import adaptive.kernels.rows.gpu.update
 from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import update
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import SGD, RowOptimizer, RowwiseAdagrad
@@ -113,6 +116,30 @@ def test_gradients_that_are_not_finite_equal_the_twin(optimizer: RowOptimizer) -
     gradients[5] = 1e-41
     vectors[:] = (0, 1, 2, 3, 1, 4, 5, 5)
     assert_equals_twin(optimizer, 3, np.arange(6), (segments, vectors, scales, gradients))
+
+
+@every_optimizer
+@pytest.mark.parametrize("module", [triton_setup, cpu_tensors])
+def test_under_a_flag_nothing_changes(optimizer: RowOptimizer, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither rows nor state, in programs of several tiles; norms are NaN. A flag of 0 changes no bit."""
+    monkeypatch.setattr(adaptive.kernels.rows.gpu.update, "MAX_PROGRAMS", 1)
+    monkeypatch.setattr(adaptive.kernels.rows.gpu.decay, "MAX_PROGRAMS", 1)
+    slots, row_updates = np.arange(7), random_row_updates(np.random.default_rng(2), 40, [1, 2, 1, 1, 3, 1, 1])
+    results = []
+    for flag in (None, 0.0, 1.0):
+        rows, norms = Rows(optimizer, 40), np.zeros((2, 7), np.float32)
+        rule = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
+        found_inf = None if flag is None else torch.tensor(flag, device=triton_setup.DEVICE)
+        run(module.decay, rows.arrays[0], slots, 0.9, found_inf=found_inf)
+        hot = hot_of(row_updates[0])
+        run(module.update, *rows.arrays, slots, *row_updates, *rule, hot=hot, found_inf=found_inf)
+        results.append([*rows.arrays, norms])
+    for plain, unset in zip(*results[:2], strict=True):
+        assert_same_bits(plain, unset)
+    *kept, norms = results[2]
+    for array, before in zip(kept, Rows(optimizer, 40).arrays, strict=True):
+        assert_same_bits(array, before)
+    assert np.isnan(norms[0]).all() and not np.array_equal(results[0][0], kept[0])
 
 
 def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,7 @@ class TorchDevice(DeviceTier):
     """
 
     pools_parts = False
+    takes_flags = True
 
     def __init__(
         self,
@@ -136,6 +137,9 @@ class TorchDevice(DeviceTier):
 
     def send(self, array: NDArray[Any]) -> Tensor:
         return self._link.send(array)
+
+    def to_host(self, tensor: Tensor) -> InFlight:
+        return self._link.to_host(tensor)
 
     def upload_plan(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> DevicePlan:
         while len(self._transfer_buffers) <= buffer:
@@ -213,10 +217,15 @@ class TorchDevice(DeviceTier):
             self._corrections = self._link.send(optimizer.corrections())
         self._host_rows.use(optimizer)
 
-    def update(self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor) -> InFlight:
+    def update(
+        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
+    ) -> InFlight:
         """Rows on the host are updated when this returns, rows in slots later."""
         assert device_plan is not None
         number, deferred, sums = plan.number, device_plan.sums, self._sums
+        if found_inf is not None:
+            assert deferred is None and not len(device_plan.row_updates.host_positions)
+            return self._update_slots(device_plan.row_updates, number, gradients, None, found_inf)
         norms = self._update(device_plan.row_updates, number, partial(self._host_rows.update, number=number), gradients)
         if deferred is None:
             return norms
@@ -262,7 +271,12 @@ class TorchDevice(DeviceTier):
         return self._link.start_to_host(rows)
 
     def _update_slots(
-        self, row_updates: DeviceUpdates, number: int, gradients: Tensor, squares: Tensor | None
+        self,
+        row_updates: DeviceUpdates,
+        number: int,
+        gradients: Tensor,
+        squares: Tensor | None,
+        found_inf: Tensor | None = None,
     ) -> InFlight:
         segments, (weights, state) = row_updates.segments, self.slots
         lines, keys = 1 + self._host_rows.measures_rows, None
@@ -274,12 +288,11 @@ class TorchDevice(DeviceTier):
             keys = self._link.send(self._host.rounding_keys(rows, number).view(np.int64))
         if self._decay_factor != 1:
             decayed = weights, segments.locations, self._decay_factor, keys
-            self._mover.compute.run(partial(self._kernels.decay, *decayed))
+            self._mover.compute.run(partial(self._kernels.decay, *decayed, found_inf=found_inf))
         sums = segments.locations, segments.starts, segments.vectors, segments.scales, gradients
         rule = self._kind, self._settings, self._corrections, norms
-        self._mover.compute.run(
-            lambda: self._kernels.update(weights, state, *sums, *rule, hot=segments.hot, squares=squares, keys=keys)
-        )
+        more = {"hot": segments.hot, "squares": squares, "keys": keys, "found_inf": found_inf}
+        self._mover.compute.run(lambda: self._kernels.update(weights, state, *sums, *rule, **more))
         return self._link.to_host(norms)
 
     # --- rows on the host, in the training thread ----------------------------------------------------------------

@@ -53,6 +53,15 @@ def store_slots(table, slots, live, columns, values, STRIDE: tl.constexpr, WIDTH
 
 
 @triton.jit
+def tiles_to_change(num_tiles, found_inf, FLAGGED: tl.constexpr):
+    """`num_tiles`, or 0 if the step is to change nothing: FLAGGED, and the number at `found_inf` is not 0."""
+    tiles = num_tiles
+    if FLAGGED:
+        tiles = tl.where(tl.load(found_inf) == 0.0, num_tiles, 0)
+    return tiles
+
+
+@triton.jit
 def add_quarters(parts, ROWS: tl.constexpr):
     """(R, 1) sums (0 + 1) + (2 + 3) of parts (R, 4)."""
     even, odd = tl.split(tl.reshape(parts, [ROWS, 2, 2]))

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.cpu import steps
-from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, stored_square_sum
+from adaptive.kernels.rows.gpu.arithmetic import load_slots, store_slots, stored_square_sum, tiles_to_change
 from adaptive.kernels.rows.gpu.bfloat16 import as_float32, as_stored, bits_of, load_keys
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
 from adaptive.kernels.rows.gpu.steps import (
@@ -31,10 +31,11 @@ FTRL = tl.constexpr(steps.FTRL)
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "num_corrections"])
 def update_kernel(
-    weights, state, slots, segments, vectors, scales, gradients, squares, hot_sums, corrections, keys, norms, scratch,
-    num_rows, num_tiles, num_corrections, learning_rate, epsilon, decay1, decay2,
+    weights, state, slots, segments, vectors, scales, gradients, squares, hot_sums, corrections, keys, found_inf,
+    norms, scratch, num_rows, num_tiles, num_corrections, learning_rate, epsilon, decay1, decay2,
     KIND: tl.constexpr, WIDTH: tl.constexpr, STATE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     SCALED: tl.constexpr, SUMMED: tl.constexpr, STOCHASTIC: tl.constexpr, LENGTHS: tl.constexpr,
+    FLAGGED: tl.constexpr,
 ):  # fmt: skip
     """Programs take tile after tile: each needs scratch for sums of squares in a fixed order."""
     lr = tl.full([1, 1], learning_rate, tl.float32)
@@ -44,7 +45,12 @@ def update_kernel(
     columns = tl.arange(0, BLOCK)[None, :]
     only = tl.arange(0, 1)[None, :]
     scratch += tl.program_id(0) * (ROWS * BLOCK)
-    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+    tiles = tiles_to_change(num_tiles, found_inf, FLAGGED)
+    if FLAGGED:
+        for tile in range(tl.program_id(0) + tiles, num_tiles, tl.num_programs(0)):  # none of them, or all
+            rows = tile * ROWS + tl.arange(0, ROWS)
+            tl.store(norms + rows, tl.full([ROWS], float("nan"), tl.float32), mask=rows < num_rows)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         live = rows < num_rows
         places = tl.load(slots + rows, mask=live, other=0)
@@ -116,6 +122,7 @@ def update(
     hot: Tensor,
     squares: Tensor | None = None,
     keys: Tensor | None = None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Take one optimizer step of the rows in `slots` with their summed gradients, in place.
 
@@ -131,6 +138,8 @@ def update(
     sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
 
     keys: (U,) int64 with the bits of uint64, which round bfloat16 (`cpu.rounding`); None: to nearest.
+
+    found_inf: () float32. If it is not 0 then, no row changes, and the first line of norms is NaN.
     """
     weights = bits_of(weights)
     assert slots.is_cuda or not bool((slots < 0).any())
@@ -151,8 +160,10 @@ def update(
     scratch = torch.empty(programs * tile.rows * tile.block, dtype=torch.float32, device=weights.device)
     update_kernel[(programs,)](
         weights, state, slots, segments, vectors, scales, gradients, gradients if squares is None else squares,
-        hot_sums, corrections, slots if keys is None else keys, norms, scratch, num_rows, num_tiles, len(corrections),
+        hot_sums, corrections, slots if keys is None else keys, norms if found_inf is None else found_inf,
+        norms, scratch, num_rows, num_tiles, len(corrections),
         settings[steps.LR], settings[steps.EPS], settings[steps.BETA1], settings[steps.BETA2],
         KIND=kind, WIDTH=width, STATE=state.shape[1], BLOCK=tile.block, ROWS=tile.rows,
-        SCALED=len(scales) > 0, SUMMED=summed, STOCHASTIC=keys is not None, LENGTHS=len(norms) > 1, **tile.options,
+        SCALED=len(scales) > 0, SUMMED=summed, STOCHASTIC=keys is not None, LENGTHS=len(norms) > 1,
+        FLAGGED=found_inf is not None, **tile.options,
     )  # fmt: skip
