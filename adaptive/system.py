@@ -24,6 +24,8 @@ START_SECONDS = 10  # within which a new thread must begin
 SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # environment variables: how waiting threads of OpenMP behave
 SHARED = 1 << 17  # items of a loop that torch divides among its threads
 
+OF_A_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # environment of a rank, as torchrun sets it
+
 STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # exit codes by SIGHUP, SIGINT, SIGTERM
 
 # Messages of libraries that allocate CUDA memory themselves: Triton, torch ("CUDA error: out of memory"), cuBLAS.
@@ -35,6 +37,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def is_rank() -> bool:
+    """True if this process was started as one of several ranks."""
+    return all(name in os.environ for name in OF_A_RANK)
 
 
 def limit_spinning() -> None:

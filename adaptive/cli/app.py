@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _reading_begins() -> ReportBytes:
     """Report the time left for reading all files first; only on the first rank."""
-    from adaptive.distributed.environment import is_rank
+    from adaptive.system import is_rank
     from adaptive.training.telemetry.progress import Countdown
 
     if is_rank() and os.environ["RANK"] != "0":

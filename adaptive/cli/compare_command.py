@@ -86,8 +86,8 @@ def _refuse_ranks(ranks: int | None) -> None:
     Raises:
         ConfigError: if several processes are requested.
     """
-    from adaptive.distributed.environment import is_rank
     from adaptive.errors import ConfigError
+    from adaptive.system import is_rank
 
     causes = {f"--ranks {ranks}": ranks is not None, "torchrun": is_rank()}
     if requests := [cause for cause, is_set in causes.items() if is_set]:

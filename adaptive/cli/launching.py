@@ -32,7 +32,7 @@ LEAST_BYTES: Final = 300 << 20  # memory of a rank for libraries and kernels; 36
 
 def settings_for_ranks(run: Path, ranks: int | None) -> "TrainConfig | None":
     """Return the settings of a run that several ranks read; None if this process is alone."""
-    from adaptive.distributed.environment import is_rank
+    from adaptive.system import is_rank
 
     if ranks is None and not is_rank():
         return None
@@ -44,7 +44,7 @@ def settings_for_ranks(run: Path, ranks: int | None) -> "TrainConfig | None":
 
 def refuse_within_ranks() -> None:
     """Refuse `--ranks` in a process that is already a rank."""
-    from adaptive.distributed.environment import is_rank
+    from adaptive.system import is_rank
 
     if is_rank():
         raise typer.BadParameter("--ranks: expected none under torchrun, which starts the processes. Leave it out")

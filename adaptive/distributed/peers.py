@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from adaptive import errors
-from adaptive.distributed.environment import NEEDED
 from adaptive.errors import AdaptiveError, ConfigError, RanksError
+from adaptive.system import OF_A_RANK
 
 T = TypeVar("T")
 Backend = Literal["auto", "gloo", "nccl"]
@@ -45,8 +45,8 @@ class Channel:
         abandoned: True if this rank's loop has failed, so that nothing is worth waiting for; any thread may set it.
     """
 
-    def __init__(self, peers: "Peers", group: Any, name: str) -> None:
-        self._peers, self._group, self._name = peers, group, name
+    def __init__(self, peers: "Peers", group: Any) -> None:
+        self._peers, self._group = peers, group
         self.abandoned = False
 
     def swap(self, sent: Tensor, sizes: Sequence[int], lengths: Sequence[int], largest: int, what: str) -> Tensor:
@@ -59,7 +59,7 @@ class Channel:
         if self._peers.size == 1:
             return sent
         received = sent.new_empty(sum(lengths))
-        rounds = -(-largest // MOST)
+        rounds = -(-largest // MOST)  # equal on all ranks, also on those that send little: each round is a collective
         if rounds <= 1:
             self._wait(dist.all_to_all_single(received, sent, list(lengths), list(sizes), self._group, True), what)
             return received
@@ -76,18 +76,20 @@ class Channel:
 
     def swap_rows(self, row: NDArray[np.int64], what: str) -> NDArray[np.int64]:
         """Send row r of (W, n) to rank r; return (W, n) the rows from all ranks."""
+        if self._peers.size == 1:
+            return row
         received = torch.empty(row.shape, dtype=torch.int64)
         self._wait(dist.all_to_all_single(received, torch.from_numpy(row), group=self._group, async_op=True), what)
         return received.numpy()
 
     def sum(self, values: Tensor, what: str) -> None:
         """Replace the values by the sums over ranks, which have the same bits on all."""
-        if self._peers.size > 1:
-            self._wait(dist.all_reduce(values, group=self._group, async_op=True), what)
+        self._wait(dist.all_reduce(values, group=self._group, async_op=True), what)
 
     def gather(self, array: NDArray[Any], what: str) -> list[NDArray[Any]]:
         """Return every rank's array (n,), each of any length and all of one dtype."""
         peers, raw = self._peers, torch.from_numpy(np.array(array).reshape(-1).view(np.uint8))
+        # The name of the call travels along: ranks that make different calls would else exchange nonsense.
         header = len(raw), peers.heard, zlib.crc32(what.encode())
         lengths = self.swap_rows(np.full((peers.size, 3), header), what)
         if len(other := np.flatnonzero(lengths[:, 2] != header[2])):
@@ -115,7 +117,7 @@ class Channel:
         until = time.monotonic() + self._peers.timeout_s
         while True:
             try:
-                work.wait(GLANCE)
+                work.wait(GLANCE)  # not the whole timeout: a rank that has failed may never answer, but leaves a note
                 return
             except RuntimeError as error:
                 trouble = str(error).splitlines()[0][:300] if work.is_completed() else ""
@@ -170,8 +172,7 @@ class Peers:
         self.names = [f"rank {rank}" for rank in range(self.size)]
         members = dist.get_process_group_ranks(group)
         self.ahead, self.rows = (
-            Channel(self, _meet(lambda: dist.new_group(members, self._timeout, "gloo")), name)
-            for name in ("ahead", "rows")
+            Channel(self, _meet(lambda: dist.new_group(members, self._timeout, "gloo"))) for _ in ("ahead", "rows")
         )
         place = f"{socket.gethostname()}, process {os.getpid()}"
         facts = [place, self._gpu_name(gpus), "cuda:nccl" in dist.get_backend_config(group), number]
@@ -241,10 +242,9 @@ class Peers:
         """`Channel.sum` of the training thread, for numbers on the device tier."""
         if self.uses_nccl:
             dist.all_reduce(values, group=self._values_group)
-            return
-        on_host = values.cpu()
-        self.rows.sum(on_host, what)
-        if on_host is not values:
+        elif self.size > 1:
+            on_host = values.cpu()  # the tensor itself on a CPU
+            self.rows.sum(on_host, what)
             values.copy_(on_host)
 
     def require_equal(self, facts: Mapping[str, object]) -> None:
@@ -253,14 +253,14 @@ class Peers:
         Raises:
             ConfigError: on every rank, with the first fact that differs, the ranks and their values.
         """
-        of_ranks = self.rows.gather_facts(facts)
-        for key in dict.fromkeys(key for of_rank in of_ranks for key in of_rank):
-            values = [of_rank.get(key) for of_rank in of_ranks]
+        of_ranks = [_flat(of_rank) for of_rank in self.rows.gather_facts(facts)]
+        for name in dict.fromkeys(name for of_rank in of_ranks for name in of_rank):
+            values = [of_rank.get(name) for of_rank in of_ranks]
             for rank, value in enumerate(values):
                 if value != values[0]:
-                    name, first, second = _difference(key, values[0], value)
+                    first, other = (repr(number)[:200] for number in (values[0], value))
                     raise ConfigError(
-                        f"ranks differ: expected {name} = {first} as on {self.names[0]}, got {second} on "
+                        f"ranks differ: expected {name} = {first} as on {self.names[0]}, got {other} on "
                         f"{self.names[rank]}. Start all ranks with the same settings, data and versions."
                     )
 
@@ -276,6 +276,7 @@ class Peers:
         code = error.exit_code if isinstance(error, AdaptiveError) else RanksError.exit_code
         text = str(error) if isinstance(error, AdaptiveError) else f"{type(error).__name__}: {error}"
         note = json.dumps([self.rank, code, text[:4000]])
+        # Only the first note counts: the others fail because that rank has.
         self._ask_store(lambda store: store.compare_set(f"{self._prefix}/failed", "", note), None)
 
     @contextlib.contextmanager
@@ -343,10 +344,10 @@ class Peers:
 
 def _start_process_group(timeout: timedelta, backends: str) -> None:
     """Start it with separate keys in the store for each attempt of torchrun, which restarts with the same store."""
-    if missing := [name for name in NEEDED if name not in os.environ]:
+    if missing := [name for name in OF_A_RANK if name not in os.environ]:
         raise ConfigError(
-            f"environment: expected {', '.join(NEEDED)}, got no {', '.join(missing)}. Start the program with torchrun, "
-            "or with adaptive-train run --ranks N."
+            f"environment: expected {', '.join(OF_A_RANK)}, got no {', '.join(missing)}. Start the program with "
+            "torchrun, or with adaptive-train run --ranks N."
         )
 
     def meet() -> None:
@@ -376,9 +377,9 @@ def _error_class(code: int) -> type[AdaptiveError]:
     return {kind.exit_code: kind for kind in kinds if kind is not AdaptiveError}.get(code, RanksError)
 
 
-def _difference(key: str, first: Any, second: Any) -> tuple[str, str, str]:
-    """Return the path of the innermost difference of two values, and the two values there."""
-    while isinstance(first, dict) and isinstance(second, dict):
-        inner = next(name for name in {**first, **second} if first.get(name) != second.get(name))
-        key, first, second = f"{key}.{inner}", first.get(inner), second.get(inner)
-    return key, f"{first!r}"[:200], f"{second!r}"[:200]
+def _flat(facts: Any, path: str = "") -> dict[str, object]:
+    """Return the values of nested dicts by their paths, such as `settings.optimizer.lr`."""
+    if not isinstance(facts, dict):
+        return {path: facts}
+    inner = [_flat(value, f"{path}.{name}".removeprefix(".")) for name, value in facts.items()]
+    return {name: value for values in inner for name, value in values.items()}

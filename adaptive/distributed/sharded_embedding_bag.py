@@ -13,9 +13,9 @@ Letters: B samples, D width, U rows requested by this rank, n rows requested of 
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -25,28 +25,39 @@ from torch import Tensor
 
 from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.distributed.ownership import Share, owned_tables
+from adaptive.distributed.ownership import Share, feature_of, owned_tables
 from adaptive.distributed.peers import Peers
-from adaptive.distributed.requests import Exchanged, Requested, Requester, Status, to_owner_order, to_rank_order
+from adaptive.distributed.requests import Exchanged, Requested, Requester, Status
 from adaptive.distributed.sharded_rows import ShardedRows
-from adaptive.distributed.sharded_statistics import ShardedStatistics
-from adaptive.embeddings.checks import check_arguments, check_depth, check_planned
+from adaptive.embeddings.checks import (
+    check_arguments,
+    check_depth,
+    check_planned,
+    refuse_ended,
+    refuse_late_gradients,
+    unapplied,
+)
+from adaptive.embeddings.engine.statistics import Statistics, StatisticsCollector
 from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planned_batch import GroupBatch, LookAhead, Planned
 from adaptive.embeddings.planning.access_events import HashedView
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.lookups import check_batch
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.embeddings.pooled_vectors import PooledVectors
+from adaptive.embeddings.pooled_vectors import PooledVectors, PoolRows
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.tiered_embedding_bag import DEFAULT_OPTIMIZER, TieredEmbeddingBag
-from adaptive.errors import ConfigError
+from adaptive.errors import CheckpointError, ConfigError
 from adaptive.optim import RowOptimizer
 from adaptive.plugins import make_policy, parse_policy, with_rule
 from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats, SkipRule
 
 logger = logging.getLogger("adaptive.distributed")
 
+SUMMED: Final = (
+    "counts", "resident_rows", "live_keys", "index_places", "hot_rows", "saturated_rows", "update_norm_counts",
+    "device_rows", "update_norm_sum",
+)  # fmt: skip
 ROOM: Final = 5, 4  # of rows in flight and of hot rows: owners do not get even shares
 
 
@@ -71,7 +82,8 @@ class ShardedPlanned(Planned):
     """This rank's samples of a batch; it may have none.
 
     Attributes:
-        owned: the owner's batch; None if the rows are only read.
+        vectors: for each group, the rows (n, D) that all ranks request of this one, in the owner's module.
+        number: of the batch; -1 if it is only read.
         stepped: True once gradients have been sent.
     """
 
@@ -79,14 +91,14 @@ class ShardedPlanned(Planned):
         self,
         exchanged: Exchanged,
         works: Sequence[RequestedRows],
+        vectors: Sequence[Tensor],
         send: Callable[[NDArray[Any]], Tensor],
         number: int,
-        owned: Planned | None,
         *,
         is_share: bool,
     ) -> None:
         super().__init__(exchanged.batch, works, send)
-        self.exchanged, self.owned, self._number = exchanged, owned, number
+        self.exchanged, self.vectors, self._number = exchanged, tuple(vectors), number
         self.requested = tuple(works)
         self.num_samples_of_all, self.first = exchanged.samples, exchanged.first
         self.share, self.is_share = self.num_samples / max(exchanged.samples, 1), is_share
@@ -98,11 +110,42 @@ class ShardedPlanned(Planned):
 
     @property
     def trainable(self) -> bool:
-        return self.owned is not None
+        return self._number >= 0
 
     @property
     def number(self) -> int:
         return self._number
+
+
+class ShardedStatistics(StatisticsCollector):
+    """Statistics of all ranks. Lookups are those that reach the owners, one per rank, batch and row.
+
+    Attributes:
+        reported: numbers of a rule that drops inputs, as of the latest batch.
+    """
+
+    def __init__(self, local: StatisticsCollector, peers: Peers, tables: Sequence[TableConfig]) -> None:
+        self.__dict__ = vars(local)  # one state: the owner's module counts its batches into `local`
+        self._peers, self._rows = peers, {table.name: table.num_embeddings for table in tables}
+        self.reported: Mapping[str, float] = {}
+
+    def take(self) -> Statistics:
+        """Return the statistics since the last call, of all ranks, which call it together; times are this rank's."""
+        local = super().take()
+        columns = [np.asarray(getattr(local, name)) for name in SUMMED]
+        flat = np.concatenate([column.reshape(-1) for column in columns], dtype=np.float64)  # exact: below 2^53
+        total = np.sum(self._peers.rows.gather(flat, "statistics"), axis=0)
+        pieces = np.split(total, np.cumsum([column.size for column in columns])[:-1])
+        sums: dict[str, Any] = {
+            name: piece.astype(column.dtype).reshape(column.shape)
+            for name, piece, column in zip(SUMMED, pieces, columns, strict=True)
+        }
+        sums |= {name: sums[name].item() for name in ("device_rows", "update_norm_sum")}
+        return replace(local, **sums, policy={**local.policy, **self.reported})
+
+    def table_rows(self) -> dict[str, int]:
+        """Return table -> number of rows of all ranks, in the order of `table_names`."""
+        return {name: self._rows[name] for name in super().table_rows()}
 
 
 class ShardedEmbeddingBag(PooledVectors):
@@ -149,7 +192,12 @@ class ShardedEmbeddingBag(PooledVectors):
         rule = parse_policy(policy)[2] if isinstance(policy, str) else None
         self.policy = make_policy(policy)
         settings = with_rule(self.policy, rule if skip is None else skip)
-        refuse_policy(self.policy)
+        if isinstance(self.policy, InputPolicy | Calibrates):
+            raise ConfigError(
+                "policy: expected one that leaves batches unchanged for several ranks, got "
+                f"{type(self.policy).__name__}, which regroups samples or calibrates by the rows of all ranks. Train "
+                "it in one process, or choose lru or lfu."
+            )
         self.peers = process_group if isinstance(process_group, Peers) else Peers(process_group)
         self.rule = self.policy.rule
         self._arranger: PolicyCaller | None = None
@@ -176,18 +224,19 @@ class ShardedEmbeddingBag(PooledVectors):
         self.peers.use_device(self.device.type)
         groups = make_groups(tables, seed)
         self._use_groups(groups)
-        self._tiered_groups = self.local.runtime.pipeline.tiered_groups
+        self.runtime, self._tiered_groups = self.local.runtime, self.local.runtime.pipeline.tiered_groups
         self._ahead = Requester(self.peers, self.peers.ahead, groups, own_tables)
         self._reader = Requester(self.peers, self.peers.rows, groups, own_tables)
         self._view = HashedView(groups)
         self.statistics = ShardedStatistics(self.local.statistics, self.peers, tables)
-        self.rows = ShardedRows(self.local, self.peers, groups, own_tables)
-        self.runtime = self.local.runtime
+        self.rows = ShardedRows(self.local, self.peers, groups)
         self._current: ShardedPlanned | None = None
         self._failure: BaseException | None = None
         self._number = 0
-        self.local.optimizer._step_supports_amp_scaling = False  # a scaler would see one rank's gradients
+        # A hook, so that `step()` and a scheduler's or a framework's `optimizer.step()` exchange gradients alike.
         self.local.optimizer.register_step_pre_hook(lambda optimizer, arguments, named: self._exchange_gradients())
+        self.local.optimizer.clip_grad_norm_ = _refuse_scaling  # type: ignore[method-assign]
+        self.local.optimizer.param_groups[0]["params"][0].find = _refuse_scaling  # read by gradient scalers
 
     @property
     def optimizer(self) -> RowsOptimizer:
@@ -222,15 +271,21 @@ class ShardedEmbeddingBag(PooledVectors):
         return LookAhead(partial(self._look_ahead, batches, check_depth(depth), divide), batches)
 
     def _look_ahead(self, batches: Iterable[Batch], depth: int, divide: bool) -> Generator[Planned, None, None]:
+        # Ids of batch n + depth are exchanged while batch n is trained. So a rank that ends or fails tells the others
+        # with the next header of this thread, and all end at the same batch.
         source = _Source(self._own_batches(iter(batches), divide), self._ahead, self.peers, self._number)
         self._failure = None
         try:
             with self.peers.reporting_errors(), contextlib.closing(self.local.look_ahead(source, depth=depth)) as owned:
                 for owned_batch in owned:
-                    planned = self._begin_batch(owned_batch, *source.take(), is_share=divide)
+                    exchanged, reported = source.exchanged.popleft()
+                    planned = self._exchange_rows(exchanged, owned_batch, owned_batch.number, is_share=divide)
+                    self._current, self.statistics.reported = planned, reported
                     try:
                         yield planned
                     except GeneratorExit as closed:
+                        # A loop that breaks has trained its batch; one that an exception ends has not. The generator
+                        # sees which from the exception in flight, unless a framework has swallowed it.
                         if self._failure is None and closed.__context__ is not None:
                             self._failure = closed.__context__
                         if self._failure is not None:
@@ -238,7 +293,8 @@ class ShardedEmbeddingBag(PooledVectors):
                             raise
                         self._end_batch(planned)
                         raise
-                    self._check_stepped(planned)
+                    if planned.has_gradients and not planned.stepped:
+                        raise unapplied(planned)
                     self._end_batch(planned)
         finally:
             self._current = None
@@ -265,40 +321,27 @@ class ShardedEmbeddingBag(PooledVectors):
         batch = in_order(batch, self.features)
         return check_batch(batch.unshared() if isinstance(batch, Batch) else batch, self._groups)
 
-    def _begin_batch(
-        self, owned: Planned, exchanged: Exchanged, reported: dict[str, float], *, is_share: bool
-    ) -> ShardedPlanned:
-        number = owned.number
-        works = self._rows_of(self.local(owned), exchanged, f"vectors of batch {number}")
-        self.statistics.reported = MappingProxyType(reported)
-        send = self._tiered_groups[0].device.send
-        self._current = ShardedPlanned(exchanged, works[0], send, number, owned, is_share=is_share)
-        self._vectors = works[1]
-        return self._current
-
-    def _rows_of(
-        self, vectors: dict[str, Tensor], exchanged: Exchanged, what: str
-    ) -> tuple[list[RequestedRows], list[Tensor]]:
-        """Exchange rows; return those that this rank has requested, and (n, D) those of this owner, for each group."""
+    def _exchange_rows(self, exchanged: Exchanged, owned: Planned, number: int, *, is_share: bool) -> ShardedPlanned:
+        """Send the rows that other ranks request, and receive those that this rank requests."""
+        vectors, what = self.local(owned), f"vectors of batch {number}" if number >= 0 else "rows to read"
         works, of_owner = [], []
-        for number, (group, served) in enumerate(zip(self._groups, exchanged.served, strict=True)):
-            of_group = [vectors[name] for name in served.features]
-            joined = of_group[0] if len(of_group) == 1 else torch.cat(of_group)
-            of_owner.append(joined)
-            width, has_samples = group.embedding_dim, bool(exchanged.requested)
-            sizes = exchanged.requested[number].sizes if has_samples else [0] * self.peers.size
-            with torch.no_grad():
-                rows = self._swap(to_rank_order(served, joined), served.sizes, sizes, exchanged.largest, what)
-            if has_samples:
-                requested = exchanged.requested[number]
-                works.append(RequestedRows(self._tiered_groups[number], group, requested, rows.view(-1, width)))
-        return works, of_owner
+        for place, (group, asked, served) in enumerate(
+            zip(self._groups, exchanged.asked, exchanged.served, strict=True)
+        ):
+            names = [feature_of(table.name, rank) for rank in range(self.peers.size) for table in group.tables]
+            of_owner.append(torch.cat([vectors[name] for name in names]))  # rank by rank, as they are sent
+            rows = self._swap(of_owner[-1].detach(), served, asked, exchanged.largest, what)
+            if exchanged.requested:
+                works.append(RequestedRows(self._tiered_groups[place], group, exchanged.requested[place], rows))
+        return ShardedPlanned(exchanged, works, of_owner, self._tiered_groups[0].device.send, number, is_share=is_share)
 
     def _swap(self, rows: Tensor, sizes: Sequence[int], lengths: Sequence[int], largest: int, what: str) -> Tensor:
-        """Send rows (n, D), `sizes[r]` of them to rank r; return the values of those received."""
-        width, flat = rows.shape[1], rows.detach().reshape(-1)
+        """Send rows (n, D), `sizes[r]` of them to rank r; return those received, `lengths[r]` from rank r."""
+        if self.peers.size == 1:
+            return rows
+        width = rows.shape[1]
         to, of = [size * width for size in sizes], [length * width for length in lengths]
-        return flat if self.peers.size == 1 else self.peers.swap_values(flat, to, of, largest, what)
+        return self.peers.swap_values(rows.reshape(-1), to, of, largest, what).view(-1, width)
 
     # --- gradients -------------------------------------------------------------------------------------------
 
@@ -315,40 +358,22 @@ class ShardedEmbeddingBag(PooledVectors):
         """Exchange gradients, once per batch; return True if some rank had any."""
         planned.stepped = True
         exchanged, factor = planned.exchanged, 1.0 if planned.is_share else 1 / self.peers.size
+        works, name = planned.requested or [None] * len(self._groups), f"gradients of batch {planned.number}"
+        # Zeros from all ranks are not "no gradients": they would decay rows that the loss does not depend on.
+        has = np.array([work is not None and work.gradients is not None for work in works], np.int64)
+        any_has = self.peers.rows.swap_rows(np.tile(has, (self.peers.size, 1)), name).any(axis=0)
         vectors, gradients = [], []
-        for number, (group, served) in enumerate(zip(self._groups, exchanged.served, strict=True)):
-            work = planned.requested[number] if planned.requested else None
-            sizes = [0] * self.peers.size if work is None else exchanged.requested[number].sizes
-            width, has_any = group.embedding_dim, work is not None and work.gradients is not None
-            if work is not None and has_any:
-                sums = work.sums() if factor == 1 else work.sums() * factor
+        for number in np.flatnonzero(any_has):
+            work, asked, width = works[number], exchanged.asked[number], self._groups[number].embedding_dim
+            if work is None or work.gradients is None:
+                sums = torch.zeros((sum(asked), width), device=self.device)
             else:
-                sums = torch.zeros((sum(sizes), width), device=self.device)
-            received, any_rank_has = self._swap_with_flag(sums, sizes, served.sizes, has_any, planned)
-            if any_rank_has:
-                vectors.append(self._vectors[number])
-                gradients.append(to_owner_order(served, received.view(-1, width)))
+                sums = work.sums() if factor == 1 else work.sums() * factor
+            vectors.append(planned.vectors[number])
+            gradients.append(self._swap(sums, asked, exchanged.served[number], exchanged.largest, name))
         if vectors:
             torch.autograd.backward(vectors, gradients)
         return bool(vectors)
-
-    def _swap_with_flag(
-        self, sums: Tensor, sizes: Sequence[int], lengths: Sequence[int], has_any: bool, planned: ShardedPlanned
-    ) -> tuple[Tensor, bool]:
-        """Send gradients (U, D), each owner's after a number that says if there are any; return (n * D,) received."""
-        size, width = self.peers.size, sums.shape[1]
-        if size == 1:
-            return sums.reshape(-1), has_any
-        flag = sums.new_full((1,), float(has_any))
-        of_owners = torch.split(sums.reshape(-1), [number * width for number in sizes])
-        sent = torch.cat([part for of_owner in of_owners for part in (flag, of_owner)])
-        to, of = ([1 + number * width for number in numbers] for numbers in (sizes, lengths))
-        received = self.peers.swap_values(
-            sent, to, of, planned.exchanged.largest + 4, f"gradients of batch {planned.number}"
-        )
-        pieces = torch.split(received, of)
-        flags = torch.stack([piece[0] for piece in pieces])
-        return torch.cat([piece[1:] for piece in pieces]), bool((flags > 0).any())
 
     def step(self, *, grad_scale: float = 1.0) -> None:
         """Update the rows of the current batch after `loss.backward()`, on all ranks together.
@@ -358,10 +383,7 @@ class ShardedEmbeddingBag(PooledVectors):
             ValueError: if no backward pass has run since the last step.
         """
         if grad_scale != 1.0:
-            raise ConfigError(
-                f"step(): expected grad_scale=1 with ranks, got {grad_scale}: each rank would judge its own gradients "
-                "only. Use bfloat16, which needs no scaler."
-            )
+            _refuse_scaling()
         self.local.step()
 
     def discard(self) -> None:
@@ -374,19 +396,8 @@ class ShardedEmbeddingBag(PooledVectors):
         """Keep the gradients of vectors for `step()`; called by autograd."""
         if not planned.trainable:
             return
-        if planned.ended:
-            raise ConfigError(
-                f"backward(): expected gradients of the current batch, got some of batch {planned.number}, which has "
-                "ended. Call backward() and step() for each batch before you request the next one."
-            )
+        refuse_late_gradients(planned)
         work.add_gradients(gradients)
-
-    def _check_stepped(self, planned: ShardedPlanned) -> None:
-        if planned.has_gradients and not planned.stepped:
-            raise ConfigError(
-                f"batch {planned.number}: expected step() or discard() between backward() and the next batch, got "
-                "neither. Call embeddings.step() after loss.backward(), or embeddings.discard() to drop the gradients."
-            )
 
     def _end_batch(self, planned: ShardedPlanned) -> None:
         """End a batch. A rank that has not stepped sends no gradients, and applies those of the others."""
@@ -402,12 +413,8 @@ class ShardedEmbeddingBag(PooledVectors):
         check_planned(planned, self._tiered_groups)
 
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
-        if planned.ended:
-            raise ConfigError(
-                f"batch {planned.number}: expected the current batch, got one that has ended. Use each batch before "
-                "you request the next one."
-            )
-        pooled: Tensor = _Pool.apply(self.rows_anchor, self, planned, work)  # type: ignore[no-untyped-call]
+        refuse_ended(planned)
+        pooled: Tensor = PoolRows.apply(self.rows_anchor, self, planned, work)  # type: ignore[no-untyped-call]
         return pooled
 
     def read(self, batch: Batch) -> Planned:
@@ -419,9 +426,7 @@ class ShardedEmbeddingBag(PooledVectors):
             batch = self._take_over(batch)
         exchanged = self._reader.exchange(self._reader.prepare(batch), -1)
         assert exchanged is not None
-        vectors = self.local(self.local.read(exchanged.owned))
-        works, _ = self._rows_of(vectors, exchanged, "rows to read")
-        return ShardedPlanned(exchanged, works, self._tiered_groups[0].device.send, -1, None, is_share=True)
+        return self._exchange_rows(exchanged, self.local.read(exchanged.owned), -1, is_share=True)
 
     # --- the rest --------------------------------------------------------------------------------------------
 
@@ -445,32 +450,34 @@ class ShardedEmbeddingBag(PooledVectors):
         """Delete the files of a host tier on disk."""
         self.local.close()
 
-    def extra_repr(self) -> str:
-        return f"{self.peers.name}, each with its own part of every table"
+    def get_extra_state(self) -> Tensor:
+        """Return this rank and the number of ranks, for `state_dict`."""
+        return torch.tensor([self.peers.rank, self.peers.size])
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "ranks"] = torch.tensor([self.peers.rank, self.peers.size])
+    def set_extra_state(self, state: Tensor) -> None:
+        """Check that a `state_dict` is this rank's; called before its rows are loaded.
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        expected, saved = [self.peers.rank, self.peers.size], state_dict.get(prefix + "ranks")
-        if saved is None or saved.tolist() != expected:
-            error_msgs.append(
-                f"{prefix}ranks: expected the rows of rank {expected[0]} of {expected[1]}, got "
-                f"{'none' if saved is None else 'rank {} of {}'.format(*saved.tolist())}. Load the state_dict() that "
-                "this rank saved; rows.load_shards() loads the rows of another number of ranks."
+        Raises:
+            CheckpointError: if it is not.
+        """
+        if state.tolist() != [self.peers.rank, self.peers.size]:
+            raise CheckpointError(
+                f"state_dict(): expected the rows of rank {self.peers.rank} of {self.peers.size}, got those of rank "
+                f"{state[0]} of {state[1]}. Load the one that this rank saved; rows.load_shards() loads the rows of "
+                "another number of ranks."
             )
 
 
 Embeddings = TieredEmbeddingBag | ShardedEmbeddingBag
+
+
+def _refuse_scaling(*_: object, **__: object) -> Any:
+    """Raise ConfigError for `grad_scale`, `clip_grad_norm_`, and scalers, which read the stand-in's gradient."""
+    raise ConfigError(
+        "gradients of rows: expected neither a gradient scaler, nor grad_scale or clip_grad_norm_, with several ranks, "
+        "got one: each rank would judge its own gradients only. Use bfloat16, which needs no scaler, and clip the "
+        "gradients of the dense part alone."
+    )
 
 
 class _AsRead(Policy):
@@ -491,19 +498,20 @@ class _Visits(SkipRule):
 
 
 class _Source(Iterator[Batch]):
-    """The owner's batches: a rank's samples, exchanged for the requests of all ranks. For the look-ahead thread."""
+    """The owner's batches: a rank's samples, exchanged for the requests of all ranks. For the look-ahead thread.
+
+    Attributes:
+        exchanged: batches that are planned but not trained; the training thread takes them from the left.
+        number: of the next batch.
+    """
 
     def __init__(
         self, batches: Iterator[tuple[Batch, dict[str, float]]], requester: Requester, peers: Peers, number: int
     ) -> None:
         self._batches, self._requester, self._peers = batches, requester, peers
-        self._exchanged: deque[tuple[Exchanged, dict[str, float]]] = deque()
-        self.number = number  # of the next batch
+        self.exchanged: deque[tuple[Exchanged, dict[str, float]]] = deque()
+        self.number = number
         self._ended = False
-
-    def take(self) -> tuple[Exchanged, dict[str, float]]:
-        """Return the next batch that is trained; for the training thread."""
-        return self._exchanged.popleft()
 
     def __next__(self) -> Batch:
         if self._ended:
@@ -512,65 +520,29 @@ class _Source(Iterator[Batch]):
             batch, reported = next(self._batches, (None, {}))
             prepared = None if batch is None else self._requester.prepare(batch)
         except BaseException as error:
-            self._fail(error)
+            self._ended = True
+            self._peers.note(error)
+            with contextlib.suppress(Exception):  # with the next header, so that all end at this batch
+                self._requester.end(Status.FAILED, self.number)
             raise
         if prepared is None:
             self.leave(Status.END)
             raise StopIteration
         exchanged = self._requester.exchange(prepared, self.number)
         if exchanged is None:
-            self._end()
+            self._ended = True
+            logger.warning(
+                "%s: training ends with batch %d: another rank has no more batches. Give all ranks the same number.",
+                self._peers.name,
+                self.number - 1,
+            )
             raise StopIteration
         self.number += 1
-        self._exchanged.append((exchanged, reported))
+        self.exchanged.append((exchanged, reported))
         return exchanged.owned
-
-    def _end(self) -> None:
-        self._ended = True
-        logger.warning(
-            "%s: training ends with batch %d: another rank has no more batches. Give all ranks the same number.",
-            self._peers.name,
-            self.number - 1,
-        )
-
-    def _fail(self, error: BaseException) -> None:
-        """Tell the other ranks that this one has failed: with the next header, so that all end at this batch."""
-        self._ended = True
-        self._peers.note(error)
-        with contextlib.suppress(Exception):
-            self._requester.end(Status.FAILED, self.number)
 
     def leave(self, status: Status = Status.LEFT) -> None:
         """Tell the other ranks that this one has no further batch; in any thread, when no other exchanges."""
         if not self._ended:
             self._ended = True
             self._requester.end(status, self.number)
-
-
-class _Pool(torch.autograd.Function):
-    """Pooling that keeps its gradient for `step()`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddingBag, planned: ShardedPlanned, work: RequestedRows
-    ) -> Tensor:
-        ctx.anchor, ctx.embeddings, ctx.planned, ctx.work = anchor, embeddings, planned, work
-        return work.pool()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
-        ctx.embeddings.take_gradients(ctx.planned, ctx.work, gradients[0])
-        return torch.zeros_like(ctx.anchor), None, None, None
-
-
-def refuse_policy(policy: Policy) -> None:
-    """Refuse policies that need the rows of all ranks.
-
-    Raises:
-        ConfigError: for a policy that regroups samples or calibrates, by rows of which each rank has a part.
-    """
-    if isinstance(policy, InputPolicy | Calibrates):
-        raise ConfigError(
-            f"policy: expected one that leaves batches unchanged for several ranks, got {type(policy).__name__}, which "
-            "regroups samples or calibrates by the rows of all ranks. Train it in one process, or choose lru or lfu."
-        )

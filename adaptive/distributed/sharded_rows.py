@@ -6,12 +6,15 @@ each its own shard. Otherwise a rank reads all shards, and takes and renumbers w
 
 Both numberings ascend together, so rows that are selected from a shard are in order, and shards are merged by row.
 
-Keys go to their owners, each with its row's values, state and records. Counts of keys without a row (`admit`) start
-again. The row that stands for keys without one is that of the first shard.
+Keys go to their owners, each with its row's values, state and records. The row that stands for keys without one is that
+of the first shard. Two things start again: the hot rows of a skip rule, because saved values include accumulated
+updates and counts of lookups stay, so they are hot again at once; and counts of keys without a row (`admit`), because
+cells of a sketch do not say which keys they have counted.
 
 Letters: n entries of a shard, m entries that a rank takes, D width, W ranks.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -23,57 +26,51 @@ from adaptive.config import TableConfig
 from adaptive.distributed.ownership import Share, owners_of_keys, owners_of_rows
 from adaptive.distributed.peers import Peers
 from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.row_store import RowStore
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError
-from adaptive.storage.arrays import Blocks, Stored, whole
+from adaptive.storage.arrays import Stored, whole
+
+logger = logging.getLogger("adaptive.distributed")
 
 Shard = Mapping[str, NDArray[Any] | Stored]
 SEEN: Final = ("accesses", "last_access", "update_norm")
-HOT: Final = "hot."
-SUMS: Final = ("sums", "squares", "raw_values", "raw_states")
 
 
-class ShardedRows:
-    """Reads, loads and saves rows, from the training thread."""
+class ShardedRows(RowStore):
+    """Reads and loads the rows of all ranks; saves those of this one, as `RowStore` does."""
 
-    def __init__(
-        self, local: TieredEmbeddingBag, peers: Peers, groups: Sequence[Group], tables: Sequence[TableConfig]
-    ) -> None:
-        """`groups`: of the whole tables; `tables`: as each rank has them."""
+    def __init__(self, local: TieredEmbeddingBag, peers: Peers, groups: Sequence[Group]) -> None:
+        """`groups`: of the whole tables."""
+        super().__init__(local.runtime.pipeline, local.statistics)
         self._local, self._peers, self._groups = local, peers, tuple(groups)
-        self._sizes = {table.name: table.num_embeddings for table in tables}
 
-    def flush(self) -> None:
-        """Write every changed device row of this rank to its host tier."""
-        self._local.rows.flush()
-
-    def _find(self, name: str) -> tuple[Group, int]:
-        for group in self._groups:
-            names = [table.name for table in group.tables]
-            if name in names:
-                return group, names.index(name)
-        raise ConfigError(f"table: expected one of {', '.join(self._sizes)}, got {name!r}.")
+    def _find(self, name: str) -> tuple[Group, TableConfig, np.uint64]:
+        """Return the group of a table, the whole table, and its key."""
+        tiered, number = self._find_table(name)
+        group = self._groups[self._pipeline.tiered_groups.index(tiered)]
+        return group, group.tables[number], group.table_keys[number]
 
     def table_keys(self, name: str) -> Int64s:
         """Return the keys (n,) of a table that have a row on any rank, ascending. All ranks call it together."""
-        return np.sort(np.concatenate(self._peers.rows.gather(self._local.rows.table_keys(name), "keys")))
+        return np.sort(np.concatenate(self._peers.rows.gather(super().table_keys(name), "keys")))
 
     def table_weights(self, name: str) -> NDArray[np.float32]:
         """Return a copy (num_embeddings, D) of a table, on all ranks, which call it together.
 
         With keys, (n + 1, D): the rows of `table_keys` in its order, then the first rank's for keys without a row.
         """
-        group, number = self._find(name)
-        own, gather = self._local.rows.table_weights(name), self._peers.rows.gather
+        group, table, table_key = self._find(name)
+        own, gather = np.concatenate(list(super().table_blocks(name))), self._peers.rows.gather
         of_ranks = [part.reshape(-1, group.embedding_dim) for part in gather(own.reshape(-1), f"table {name}")]
         if group.has_keys:
-            keys = np.concatenate(gather(self._local.rows.table_keys(name), "keys"))
+            keys = np.concatenate(gather(super().table_keys(name), "keys"))
             rows = np.concatenate([of_rank[:-1] for of_rank in of_ranks])
             return np.concatenate([rows[np.argsort(keys)], of_ranks[0][-1:]])
         joined = np.empty((self._peers.size * len(own), group.embedding_dim), np.float32)
         for rank, of_rank in enumerate(of_ranks):
-            joined[_whole_rows(np.arange(len(own)), rank, self._peers.size, group.table_keys[number])] = of_rank
-        return joined[: group.tables[number].num_embeddings]
+            joined[_whole_rows(np.arange(len(own)), rank, self._peers.size, table_key)] = of_rank
+        return joined[: table.num_embeddings]
 
     def table_blocks(self, name: str, block_bytes: int = 8 << 20) -> Iterator[NDArray[np.float32]]:
         """Yield `table_weights`, in one block."""
@@ -81,24 +78,15 @@ class ShardedRows:
 
     def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
         """Set rows 0 ... n - 1 of a table to `vectors` (n, D), equal on all ranks; see `RowStore.load_table`."""
-        group, number = self._find(name)
-        table = group.tables[number]
+        _, table, table_key = self._find(name)
         if vectors.ndim != 2 or len(vectors) > table.num_embeddings:
             raise ConfigError(
                 f"table {name!r}: expected up to ({table.num_embeddings}, {table.embedding_dim}) vectors, got "
                 f"{vectors.shape}. Give one vector for each of the first n rows."
             )
-        places = np.arange(self._sizes[name])
-        rows = _whole_rows(places, self._peers.rank, self._peers.size, group.table_keys[number])
-        self._local.rows.load_table(name, vectors[rows[rows < len(vectors)]])
-
-    def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return this rank's rows as `RowStore.state_arrays`: its shard."""
-        return self._local.rows.state_arrays()
-
-    def state_blocks(self) -> dict[str, NDArray[Any] | Blocks]:
-        """Return this rank's rows for a checkpoint, as `RowStore.state_blocks`."""
-        return self._local.rows.state_blocks()
+        rank, size = self._peers.rank, self._peers.size
+        rows = _whole_rows(np.arange(-(-table.num_embeddings // size)), rank, size, table_key)
+        super().load_table(name, vectors[rows[rows < len(vectors)]])
 
     def load_shards(self, shards: Sequence[Shard]) -> None:
         """Load what any number of ranks have saved: the `state_arrays` of each, in the order of ranks.
@@ -109,30 +97,24 @@ class ShardedRows:
         rank, size = self._peers.rank, self._peers.size
         arrays: Shard = shards[rank] if len(shards) == size else {}
         if len(shards) != size:
-            arrays = regroup(shards, self._groups, rank, size, hot_room(self._local))
-        self._local.rows.load_state_arrays(arrays)
+            arrays = regroup(shards, self._groups, rank, size)
+        self.load_state_arrays(arrays)
 
 
-def hot_room(embeddings: TieredEmbeddingBag) -> list[int]:
-    """Return how many rows of each group can be hot."""
-    skippers = [tiered.skipper for tiered in embeddings.runtime.pipeline.tiered_groups]
-    return [0 if skipper is None else skipper.hot.capacity for skipper in skippers]
-
-
-def regroup(
-    shards: Sequence[Shard], groups: Sequence[Group], rank: int, size: int, room: Sequence[int] = ()
-) -> dict[str, Any]:
+def regroup(shards: Sequence[Shard], groups: Sequence[Group], rank: int, size: int) -> dict[str, Any]:
     """Return the arrays of `rank` among `size` ranks, from the shards of another number; large ones stay `Stored`.
 
     Args:
         shards: in the order of the ranks that saved them.
         groups: of the whole tables.
         rank, size: 0 and 1 for a process alone.
-        room: `hot_room` of the rank. Further hot rows are dropped: their values include accumulated updates.
 
     Raises:
         CheckpointError: if they are of other tables.
     """
+    if counting := [table.name for group in groups for table in group.tables if table.keys and table.admit > 1]:
+        text = "tables %s: saved by %d ranks, loaded by %d: counts of keys without a row start again"
+        logger.warning(text, ", ".join(counting), len(shards), size)
     first = shards[0]
     arrays: dict[str, Any] = {name: whole(first[name]) for name in ("next_batch", "rate") if name in first}
     arrays["next_batch"] = np.max([whole(shard["next_batch"]) for shard in shards], axis=0)
@@ -140,7 +122,7 @@ def regroup(
         prefix = f"rows{number}."
         parts = [{n.removeprefix(prefix): v for n, v in shard.items() if n.startswith(prefix)} for shard in shards]
         _check(parts, group, prefix)
-        regrouped = _regroup(parts, group, rank, size, room[number] if room else 0)
+        regrouped = _regroup(parts, group, rank, size)
         arrays |= {prefix + name: value for name, value in regrouped.items()}
     return arrays
 
@@ -162,8 +144,8 @@ def _whole_rows(rows: Int64s, rank: int, size: int, table_keys: Any) -> Int64s:
     return rows * size + Share(rank, size).places(rows, keys)
 
 
-def _regroup(parts: Sequence[Shard], group: Group, rank: int, size: int, room: int) -> dict[str, Any]:
-    """Return the arrays of one group, without its prefix, with at most `room` hot rows."""
+def _regroup(parts: Sequence[Shard], group: Group, rank: int, size: int) -> dict[str, Any]:
+    """Return the arrays of one group, without its prefix."""
     sizes = [-(-table.num_embeddings // size) + group.has_keys for table in group.tables]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     maps, used = _maps_of_keys(parts, group, starts, rank, size) if group.has_keys else (None, starts)
@@ -173,7 +155,7 @@ def _regroup(parts: Sequence[Shard], group: Group, rank: int, size: int, room: i
         if maps is not None:
             return maps[shard][rows]
         old_starts, keys = whole(parts[shard]["table_starts"]), group.table_keys
-        tables = _tables_of(rows, old_starts)
+        tables = np.searchsorted(old_starts, rows, side="right") - 1
         in_table = _whole_rows(rows - old_starts[tables], shard, len(parts), keys[tables])
         owners, numbers = owners_of_rows(in_table, keys[tables], size)
         return np.where(owners == rank, numbers + starts[tables], -1)
@@ -192,24 +174,7 @@ def _regroup(parts: Sequence[Shard], group: Group, rank: int, size: int, room: i
     arrays |= take("seen", *(name for name in SEEN if all(name in part for part in parts)))
     if group.has_keys:
         arrays |= take("keyed", "keys", "key_access") | _key_states(parts, used - starts[:-1])
-    if all(HOT + "row" in part for part in parts):
-        names = [name for name in first if name.startswith(HOT)]
-        sums = [HOT + name for name in SUMS if HOT + name in names]
-        columns = [name for name in names if name not in (*sums, *(HOT + n for n in ("interval", "row", "summed")))]
-        arrays[HOT + "interval"] = whole(first[HOT + "interval"])
-        hot_rows = take(HOT + "row", *columns)
-        earliest = np.sort(np.argsort(hot_rows[HOT + "order"], kind="stable")[:room])
-        arrays |= {name: column[earliest] for name, column in hot_rows.items()}
-        if sums:
-            of_sums = take(HOT + "summed", *sums)
-            stay = np.isin(of_sums[HOT + "summed"], arrays[HOT + "row"])
-            arrays |= {name: column[stay] for name, column in of_sums.items()}
     return arrays
-
-
-def _tables_of(rows: Int64s, starts: Int64s) -> Int64s:
-    tables: Int64s = np.searchsorted(starts, rows, side="right") - 1
-    return tables
 
 
 def _maps_of_keys(
@@ -225,7 +190,7 @@ def _maps_of_keys(
         new = np.full(int(old_starts[-1]), -1, np.int64)
         if shard == 0:
             new[old_starts[:-1]] = starts[:-1]
-        tables = _tables_of(rows, old_starts)
+        tables = np.searchsorted(old_starts, rows, side="right") - 1
         for table, table_key in enumerate(group.table_keys):
             of_table = np.flatnonzero(tables == table)
             own = of_table[owners_of_keys(keys[of_table], table_key, size) == rank]

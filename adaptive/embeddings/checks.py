@@ -118,3 +118,32 @@ def table_like(name: str, module: nn.Module) -> TableConfig:
         )
     sizes = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
     return TableConfig.model_validate({"name": name, "pooling": pooling, **sizes})
+
+
+def refuse_ended(planned: Planned) -> None:
+    """Raise ConfigError for vectors of a batch that has ended."""
+    if planned.whole.ended:
+        raise ConfigError(
+            f"batch {planned.number}: expected the current batch, got one that has ended. Its rows may have been "
+            "evicted: use each batch before you request the next one."
+        )
+
+
+def refuse_late_gradients(planned: Planned) -> None:
+    """Raise ConfigError for gradients of a batch that has ended."""
+    if planned.whole.ended:
+        raise ConfigError(
+            f"backward(): expected gradients of the current batch, got some of batch {planned.number}, which has "
+            "ended. Call backward() and step() for each batch before you request the next one. To accumulate "
+            "gradients, make batches larger, or let only the dense optimizer wait."
+        )
+
+
+def unapplied(planned: Planned) -> ConfigError:
+    """Create the error for gradients that were neither applied nor discarded."""
+    return ConfigError(
+        f"batch {planned.number}: expected step() or discard() between backward() and the next batch, got neither. "
+        "Call embeddings.step() after loss.backward(), or embeddings.discard() to drop the gradients. To accumulate "
+        "gradients, make batches larger, or let only the dense optimizer wait: step rows in every batch, with "
+        "grad_scale=1 / n if the loss is divided by n."
+    )

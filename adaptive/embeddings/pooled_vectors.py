@@ -107,3 +107,20 @@ class PooledVectors(nn.Module):
                 f'{method}(): expected pooled features, got {", ".join(self._unpooled)} with pooling="none". Use '
                 "embeddings(planned) for one tensor per feature."
             )
+
+
+class PoolRows(torch.autograd.Function):
+    """Pooling that keeps its gradient for `step()`, where torch would make a sparse tensor.
+
+    `receiver.take_gradients(planned, work, gradients)` gets it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, receiver: Any, planned: Planned, work: GroupBatch) -> Tensor:
+        ctx.anchor, ctx.receiver, ctx.planned, ctx.work = anchor, receiver, planned, work
+        return work.pool()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        ctx.receiver.take_gradients(ctx.planned, ctx.work, gradients[0])
+        return torch.zeros_like(ctx.anchor), None, None, None  # DistributedDataParallel waits for a gradient of each

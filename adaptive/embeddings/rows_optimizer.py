@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from adaptive.embeddings.checks import refuse_late_gradients
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.planned_batch import BatchSteps, GroupBatch, Planned
 from adaptive.errors import ConfigError
@@ -200,12 +201,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         """Keep the gradients of vectors for `step()`. Autograd may call it from its own thread."""
         if not planned.trainable:
             return
-        if planned.whole.ended:
-            raise ConfigError(
-                f"backward(): expected gradients of the current batch, got some of batch {planned.number}, which has "
-                "ended. Call backward() and step() for each batch before you request the next one. To accumulate "
-                "gradients, make batches larger, or let only the dense optimizer wait."
-            )
+        refuse_late_gradients(planned)
         work.add_gradients(gradients)
         self._pending[planned.number] = planned.whole
 

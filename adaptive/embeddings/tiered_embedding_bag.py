@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
+from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, refuse_ended, table_like, unapplied
 from adaptive.embeddings.engine.build import SizedEngine, begin_hot_sets, build_pipeline, size_engine
 from adaptive.embeddings.engine.lookahead import LookAheadPass
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
@@ -29,7 +29,7 @@ from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planned_batch import BatchSteps, GroupBatch, LookAhead, Planned
 from adaptive.embeddings.planning.access_events import HashedView, RowView
 from adaptive.embeddings.planning.layout import Share
-from adaptive.embeddings.pooled_vectors import PooledVectors
+from adaptive.embeddings.pooled_vectors import PooledVectors, PoolRows
 from adaptive.embeddings.row_store import RowStore
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.errors import ConfigError
@@ -261,12 +261,7 @@ class TieredEmbeddingBag(PooledVectors):
 
     def _check_stepped(self, planned: Planned) -> None:
         if self._optimizer.is_unapplied(planned):
-            raise ConfigError(
-                f"batch {planned.number}: expected step() or discard() between backward() and the next batch, got "
-                "neither. Call embeddings.step() after loss.backward(), or embeddings.discard() to drop the gradients. "
-                "To accumulate gradients, make batches larger, or let only the dense optimizer wait: step rows in "
-                "every batch, with grad_scale=1 / n if the loss is divided by n."
-            )
+            raise unapplied(planned)
 
     def _warn_if_unapplied(self, planned: Planned, ready: ReadyBatch, closed: GeneratorExit) -> None:
         """Warn if the loop was left between backward() and step(), unless an error ended it."""
@@ -288,15 +283,11 @@ class TieredEmbeddingBag(PooledVectors):
         check_planned(planned, self._pipeline.tiered_groups)
 
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
-        if planned.whole.ended:
-            raise ConfigError(
-                f"batch {planned.number}: expected the current batch, got one that has ended. Its rows may have been "
-                "evicted: use each batch before you request the next one."
-            )
+        refuse_ended(planned)
         self._pipeline.lock.refuse_in_child()
         self._pipeline.lock.refuse_broken()
         planned.wait()
-        pooled: Tensor = _Pool.apply(self.rows_anchor, self._optimizer, planned, work)  # type: ignore[no-untyped-call]
+        pooled: Tensor = PoolRows.apply(self.rows_anchor, self._optimizer, planned, work)  # type: ignore[no-untyped-call]
         return pooled
 
     def step(self, *, grad_scale: float = 1.0) -> None:
@@ -382,20 +373,6 @@ class TieredEmbeddingBag(PooledVectors):
             "TieredEmbeddingBag: expected to stay in this process, got a request to copy or pickle it. Its rows are in "
             "two tiers that threads use: load its state_dict() into a new one."
         )
-
-
-class _Pool(torch.autograd.Function):
-    """Pooling that keeps its gradient for `step()`, where torch would make a sparse tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, optimizer: RowsOptimizer, planned: Planned, work: GroupBatch) -> Tensor:
-        ctx.anchor, ctx.optimizer, ctx.planned, ctx.work = anchor, optimizer, planned, work
-        return work.pool()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
-        ctx.optimizer.take_gradients(ctx.planned, ctx.work, gradients[0])
-        return torch.zeros_like(ctx.anchor), None, None, None  # DistributedDataParallel waits for a gradient of each
 
 
 def _table_text(table: TableConfig) -> str:

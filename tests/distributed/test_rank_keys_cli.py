@@ -35,4 +35,7 @@ def test_two_processes_train_with_keys_and_a_rule_for_inputs(pool: RankPool, tmp
     with load_run(first) as run:
         live = sum(tiered.live_keys().sum() for tiered in run.embeddings.runtime.pipeline.tiered_groups)
     assert live == summaries[0]["live_keys"]
+    larger = [*SMALL_RUN, *KEYS, *start, "--set", "data.keys.capacity=200", "--out", str(tmp_path / "3")]
+    for refused in pool.run(2, ["-m", "adaptive", "run", *larger]):
+        assert refused.code == 2 and "several ranks do not load rows into larger tables" in refused.err, refused
     assert trained(pool, 1, tmp_path / "2", "--steps", "2", *start)["live_keys"] > 0  # another number of ranks

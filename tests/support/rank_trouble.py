@@ -24,7 +24,7 @@ from adaptive.distributed.peers import _error_class
 STAGES = {
     "reading": ("adaptive.distributed.requests", "Requester.prepare"),
     "requesting": ("adaptive.distributed.requests", "Requester._swap_numbers"),
-    "serving": ("adaptive.distributed.requests", "_serve"),
+    "serving": ("adaptive.distributed.requests", "Requester._batch"),
     "forward": ("adaptive.training.trainer", "vectors_of"),
     "backward": ("adaptive.training.sharded_trainer", "ShardedTrainer._combine"),
     "update": ("adaptive.distributed.sharded_embedding_bag", "ShardedEmbeddingBag._send_gradients"),

@@ -13,7 +13,7 @@ import torch
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.distributed.peers import Peers
-from adaptive.errors import ConfigError, InputError, RanksError
+from adaptive.errors import CheckpointError, ConfigError, InputError, RanksError
 from support.sharded_cases import (
     KEYED,
     OPTIMIZERS,
@@ -78,13 +78,12 @@ def own_samples(peers: Peers, out: Path) -> None:
     assert largest_difference(weights_of(one), weights_of(embeddings)) <= 1e-6
     for stop in (3, 1):  # all leave after the same batch, however far each has read
         train(embeddings, batches[peers.rank :: peers.size], own=True, steps=stop)
-    assert embeddings.state_dict()["ranks"].tolist() == [peers.rank, peers.size]
     state = embeddings.state_dict()
     again = sharded(process_group=peers)
     again.load_state_dict(state)
     assert digest(weights_of(again)) == digest(weights_of(embeddings))
-    state["ranks"] = torch.tensor([peers.rank, peers.size + 1])
-    with pytest.raises(RuntimeError, match="expected the rows of rank"):
+    state["_extra_state"] = torch.tensor([peers.rank, peers.size + 1])
+    with pytest.raises(CheckpointError, match="expected the rows of rank"):
         again.load_state_dict(state)
 
 
@@ -187,8 +186,16 @@ def rules(peers: Peers, out: Path) -> None:
     for policy in ("fae", "hotline"):
         with pytest.raises(ConfigError, match="leaves batches unchanged"):
             sharded(policy=policy, process_group=peers)
-    with pytest.raises(ConfigError, match="grad_scale=1"):
-        embeddings.step(grad_scale=2.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones((), requires_grad=True) * 2)  # makes its scale
+    for refused in (
+        lambda: embeddings.step(grad_scale=2.0),
+        lambda: embeddings.optimizer.clip_grad_norm_(1.0),
+        lambda: scaler.unscale_(embeddings.optimizer),
+        lambda: scaler.step(embeddings.optimizer),
+    ):
+        with pytest.raises(ConfigError, match="neither a gradient scaler, nor grad_scale or clip_grad_norm_"):
+            refused()
 
 
 def out_of_step(peers: Peers, out: Path) -> None:

@@ -14,13 +14,12 @@ import torch
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.distributed.environment import is_rank
 from adaptive.distributed.peers import Peers
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, Checkpoints, Load, load_checkpoint, load_whole, write_shard
 from adaptive.storage.durable import write_failed
 from adaptive.storage.run_directory import LOCK, RunDirectory, newest_first
-from adaptive.system import StopRequest
+from adaptive.system import StopRequest, is_rank
 
 LATE_S: Final = 5.0  # seconds until a file that another machine wrote is visible on a shared file system
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.config import explain
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
-from adaptive.distributed.sharded_rows import hot_room, regroup
+from adaptive.distributed.sharded_rows import regroup
 from adaptive.embeddings.engine.saved_arrays import Expected, check_arrays
 from adaptive.errors import CheckpointError, PolicyError, printable
 from adaptive.policy import InputRule, Policy, SkipRule
@@ -283,7 +283,7 @@ def load_rows(embeddings: Embeddings, checkpoint: Checkpoint) -> None:
         return
     rows = checkpoint.rows
     if len(checkpoint.shards) > 1:
-        rows = regroup(checkpoint.shards, embeddings.runtime.pipeline.groups, 0, 1, hot_room(embeddings))
+        rows = regroup(checkpoint.shards, embeddings.runtime.pipeline.groups, 0, 1)
     embeddings.rows.load_state_arrays(rows)
 
 

@@ -183,12 +183,19 @@ def _load_rows(
         return arrays
 
     shards = list(map(changed, checkpoint.shards))
+    sizes = {str(table["name"]): int(table["num_embeddings"]) for table in checkpoint.meta["tables"]}
     if isinstance(embeddings, ShardedEmbeddingBag):
+        for table in components.tables:
+            if table.num_embeddings > sizes[table.name]:
+                raise ConfigError(
+                    f"table {table.name!r}: expected {sizes[table.name]:,} rows as saved, got "
+                    f"{table.num_embeddings:,}: several ranks do not load rows into larger tables (init_from). Run the "
+                    "first step in one process (--init-from ... --steps 1), then --resume it with --ranks"
+                )
         embeddings.rows.load_shards(shards)
         return
     rows = shards[0]
     if len(shards) > 1:
-        sizes = {str(table["name"]): int(table["num_embeddings"]) for table in checkpoint.meta["tables"]}
         saved = [table.model_copy(update={"num_embeddings": sizes[table.name]}) for table in components.tables]
         rows = regroup(shards, make_groups(saved, seed), 0, 1)
     embeddings.rows.load_state_arrays(rows, grow=True, last=last)
