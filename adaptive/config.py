@@ -105,6 +105,19 @@ def parse_expiry(value: Any) -> int | str | None:
     raise ValueError(_EXPIRY)
 
 
+def seconds_of(time: str) -> int:
+    """Return the seconds of a time that `parse_expiry` returns as text."""
+    return int(time[:-1]) * _TIMES[time[-1]]
+
+
+def idle_seconds(until: str) -> int:
+    """Return the seconds of `idle=10m`; raise ValueError for anything else."""
+    name, _, time = until.partition("=")
+    if name != "idle" or not re.fullmatch(r"[0-9]{1,9}[smhdw]", time):
+        raise ValueError(f"expected idle=TIME such as idle=90s, idle=10m or idle=2h, got {until!r} (until)")
+    return seconds_of(time)
+
+
 Expiry = Annotated[int | str | None, BeforeValidator(parse_expiry)]
 
 
@@ -271,7 +284,7 @@ class TableConfig(Config):
     @property
     def expire_seconds(self) -> int | None:
         """Time after which a key expires; None if it expires by batches or never."""
-        return int(self.expire[:-1]) * _TIMES[self.expire[-1]] if isinstance(self.expire, str) else None
+        return seconds_of(self.expire) if isinstance(self.expire, str) else None
 
     @property
     def expire_batches(self) -> int | None:
@@ -472,6 +485,16 @@ class TrainConfig(Config):
         description="synthetic, sequences, criteo:PATH[,PATH...], csv:PATH, parquet:PATH, prepared:DIR or taobao:PATH",
     )
     data_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.data.open.DataOptions")
+    follow: bool = Field(
+        default=False,
+        description="train on the files of a folder (data csv:FOLDER or parquet:FOLDER) in the order of their names, "
+        "and on new ones as they appear; each is evaluated before it is trained",
+    )
+    until: str | None = Field(
+        default=None,
+        description="with follow: idle=TIME, such as idle=10m, ends the run when no file has come for so long; null: "
+        "it runs until it is stopped",
+    )
     model: str = Field(
         default="dlrm",
         description="dlrm, dcn, deepfm, tbsm, module:Class or file.py:Class; tbsm requires "
@@ -517,11 +540,10 @@ class TrainConfig(Config):
         description="save weights at the end; best: also those of the evaluation with the best AUC; "
         "eval, predict and export then use them",
     )
-    save_every: int | None = Field(
+    save_every: Expiry = Field(
         default=None,
-        ge=1,
-        le=MOST,
-        description="batches between checkpoints, from which a run can resume; null: only at the end",
+        description="batches between checkpoints, from which a run can resume; with follow, also a time such as 10m: "
+        "then checkpoints are written between two files; null: only at the end, with follow 10m",
     )
     keep_checkpoints: int = Field(
         default=1,
@@ -559,4 +581,23 @@ class TrainConfig(Config):
     def _can_save(self) -> Self:
         if self.save_every is not None and not self.save:
             raise ValueError(f"expected save=true with save_every={self.save_every}, got save=false")
+        return self
+
+    @model_validator(mode="after")
+    def _can_follow(self) -> Self:
+        if self.until is not None:
+            idle_seconds(self.until)
+        if not self.follow:
+            given = {"until": self.until, "save_every": self.save_every if isinstance(self.save_every, str) else None}
+            for name, value in given.items():
+                if value is not None:
+                    raise ValueError(f"expected follow=true with {name}={value}, got follow=false")
+            return self
+        for name, only in {"epochs": 1, "eval_every": None, "patience": None}.items():
+            if (value := getattr(self, name)) != only:
+                raise ValueError(
+                    f"expected no {name} with follow=true, got {value}: each file is evaluated and then trained, once"
+                )
+        if self.save == "best":
+            raise ValueError("expected save=true with follow=true, got best: evaluations are of different files")
         return self

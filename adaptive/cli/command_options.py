@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adaptive.cli.flags import DATA, OUTPUT, POLICY, TIERS
+from adaptive.cli.flags import DATA, OUTPUT, POLICY, TIERS, TRAINING
 
 SETTINGS, STUDY = "Settings", "Study"
 
@@ -46,8 +46,13 @@ DryRun = Annotated[bool, _option("--dry-run", None, OUTPUT,
     help="Print memory per tier and the number of steps, without training or writing anything.")]
 Resume = Annotated[Path | None, _option("--resume", "RUNDIR", OUTPUT,
     help="Resume a run from its latest checkpoint; --set save_every=N writes checkpoints during training. The run's "
-         "settings stay, except --steps and --epochs. Repeat --policy, --skip or --model if they name a file or "
-         "module, to confirm that you trust its code.")]
+         "settings stay, except --steps, --epochs and --until. Repeat --policy, --skip or --model if they name a file "
+         "or module, to confirm that you trust its code.")]
+Follow = Annotated[bool, _option("--follow", None, DATA,
+    help="Train on the files of a folder (--data csv:FOLDER or parquet:FOLDER) in the order of their names, and on new "
+         "ones as they appear. Each is evaluated before it is trained.")]
+Until = Annotated[str | None, _option("--until", "idle=TIME", TRAINING,
+    help="With --follow, end when no file has come for so long, such as idle=10m.")]
 AutoResumeRun = Annotated[bool, _option("--auto-resume", None, OUTPUT,
     help="Start the run in --out, or resume it if it exists, on any number of ranks. For launchers that repeat the "
          "same command (torchrun --max-restarts).")]

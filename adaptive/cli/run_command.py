@@ -20,7 +20,7 @@ from adaptive.system import loading_libraries
 if TYPE_CHECKING:
     pass
 
-LENGTHS = ("steps", "epochs")
+LENGTHS, UNTIL = ("steps", "epochs"), "until"
 CODE = ("policy", "skip.rule", "model")  # as in adaptive.plugins, which takes a second to import
 
 
@@ -29,6 +29,8 @@ def run(
     *,
     config: options.Config = None,
     sets: options.Sets = None,
+    follow: options.Follow = False,
+    until: options.Until = None,
     dry_run: options.DryRun = False,
     resume: options.Resume = None,
     overwrite: options.Overwrite = False,
@@ -44,6 +46,9 @@ def run(
     --preset, default.
     """
     texts, names = given_flags(flags)
+    for flag, text in {"follow": "true" if follow else None, "until": until}.items():
+        if text is not None:
+            texts[flag], names[flag] = text, f"--{flag}"
     if resume is not None:
         others = {"--config": config, "--set": sets, "--dry-run": dry_run, "--overwrite": overwrite}
         others |= {"--auto-resume": auto_resume}
@@ -87,11 +92,11 @@ def run(
 
 def _refuse_changes(texts: Mapping[str, str], names: Mapping[str, str], others: list[str]) -> None:
     """Check that a resumed run gets only another length, and the code that the user trusts."""
-    wrong = [*others, *dict.fromkeys(names[key] for key in texts if key not in (*LENGTHS, *CODE))]
+    wrong = [*others, *dict.fromkeys(names[key] for key in texts if key not in (*LENGTHS, UNTIL, *CODE))]
     if wrong:
         raise typer.BadParameter(
-            f"--resume: expected only --steps, --epochs or --json, got {', '.join(wrong)}. All other settings are "
-            "those of the run; repeat --policy, --skip or --model only to confirm that you trust its code"
+            f"--resume: expected only --steps, --epochs, --until or --json, got {', '.join(wrong)}. All other settings "
+            "are those of the run; repeat --policy, --skip or --model only to confirm that you trust its code"
         )
     lengths = {key: text for key, text in texts.items() if key in LENGTHS}
     if bad := [
@@ -111,6 +116,7 @@ def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, verbose: 
         from adaptive.training.runs.distributed import launched_peers
 
     changed: dict[str, Any] = {key: int(text) for key, text in texts.items() if key in LENGTHS}
+    changed |= {key: texts[key] for key in texts if key == UNTIL}
     if code := {key: text for key, text in texts.items() if key in CODE}:
         changed["code"] = code
     with own_stdout(), nullcontext() if settings is None else launched_peers(settings) as peers:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
+from adaptive.data.rows.followed_folder import latest_file
 from adaptive.errors import ConfigError, OutputError
 from adaptive.serving import scoring
 from adaptive.serving.sample_values import DenseFacts, FeatureFacts
@@ -46,7 +47,7 @@ def check_export(
     """Score the first rows of some data by the run and by the export in a folder.
 
     Args:
-        data: None: the evaluation part of the run's data; else as for `data_of`.
+        data: None: the evaluation part of the run's data, or the last file of a followed folder; else as for `data_of`.
         convert: from rows as tables store them to the exported ones, which the run reads, too.
 
     Raises:
@@ -54,6 +55,8 @@ def check_export(
         InputError: if the data are missing or do not fit the run.
         OutputError: if an input or a score differs, with its row and column.
     """
+    if data is None and run.config.follow:
+        data = latest_file(run.config.data)
     dataset = data_of(run, data, may_lack_labels=True)
     model = scoring.load(folder)
     values_of, count, largest = _values_of(model, dataset.raw_values), 0, 0.0

@@ -19,6 +19,7 @@ from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, Train
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import NOTHING, Dataset, DataShape, by_table, shape_of, tables_of
 from adaptive.data.open import open_dataset
+from adaptive.data.rows.followed_folder import FollowedFolder
 from adaptive.data.sampling import Sample, take_share
 from adaptive.distributed.peers import Peers
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
@@ -69,6 +70,8 @@ class SizedComponents:
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
     """Open the dataset of a run; rejects and vocabulary go to `run_directory`."""
     options = checked(DataOptions, "data", config.data_options)
+    if config.follow:
+        return FollowedFolder(config.data, options, run_directory)
     return by_table(open_dataset(config.data, options, run_dir=run_directory))
 
 

@@ -176,7 +176,7 @@ class RowDataset(Dataset):
             for name, transform in zip(_dense_columns(source), plan.transforms, strict=True)
             if transform == "none" and name in self.dense_names
         ]
-        self._num_train = parts.num_train
+        self._num_train, self._may_be_empty = parts.num_train, False
         self._part_read: PartRead | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
@@ -207,6 +207,16 @@ class RowDataset(Dataset):
             return iter(())
         return self._required(self._in_order(part, batch_size), "to evaluate on", part.files)
 
+    def follow(self, *, is_first: bool) -> None:
+        """Evaluate on the training rows, of which there may be none: for a file of a followed folder.
+
+        Args:
+            is_first: False leaves out warnings that the first file of the folder has given.
+        """
+        self._parts = replace(self._parts, evaluation=self._parts.train)
+        self._may_be_empty = True
+        self._unscaled = self._unscaled if is_first else []
+
     def _noting_large(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; log one warning if dense inputs of the first one are large as they are."""
         for batch in batches:
@@ -223,6 +233,8 @@ class RowDataset(Dataset):
             yield batch
 
     def _required(self, batches: Iterator[Batch], purpose: str, pieces: Sequence[int]) -> Iterator[Batch]:
+        if self._may_be_empty:
+            return batches
         names = ", ".join(self._source.names()[piece] for piece in pieces)
         return require_batches(
             batches,

@@ -84,6 +84,10 @@ def _contender(
 ) -> Contender:
     names = policy_parameters(cls)
     config = load(label, [*others, *(text for text in parameters if _parameter(text) in names)])
+    if config.follow:
+        raise ConfigError(
+            "expected data that do not grow, got follow=true. Only `run` follows a folder: name its files"
+        )
     with_rule(make_policy(cls, config.policy_options), config.skip)  # raises for values that cannot be used
     if cls.device_rows is not None:
         config = config.model_copy(update={"tier": config.tier.model_copy(update={"device_rows": "auto"})})

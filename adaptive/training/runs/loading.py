@@ -284,7 +284,7 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         may_lack_labels: accept files without the label column of the schema.
 
     Raises:
-        ConfigError: for invalid settings.
+        ConfigError: for invalid settings, and without a spec for a run that followed a folder: it trained all files.
         InputError: if files or the run's vocabulary are missing, or the data are not those of the run or do not fit.
     """
     folder = run.vocabulary_folder
@@ -292,6 +292,8 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         folder.is_dir() and any(folder.iterdir())
     ):  # else a new one would be fitted to the data
         raise run.lacks_vocabulary()
+    if spec is None and run.config.follow:
+        raise ConfigError(f"expected --data SPEC, got none ({run.path}): a run with --follow trains all of its files")
     config = run.config if spec is None else _all_for_evaluation(run.config, spec, may_lack_labels)
     if "scales" in run.mapping and not config.data.startswith("prepared:") and not (folder / SCALES).is_file():
         raise InputError(
@@ -340,7 +342,7 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
     if may_lack_labels:
         options["label_optional"] = True
     spec = config.data if kind in ROWS_BY_TRAINING_FILES else f"{kind}{colon}{paths}"
-    return config.model_copy(update={"data": spec, "data_options": options})
+    return config.model_copy(update={"data": spec, "data_options": options, "follow": False})
 
 
 def _check_shape(run: LoadedRun, shape: DataShape) -> None:

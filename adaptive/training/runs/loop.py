@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
+from adaptive.data.rows.followed_folder import FollowedFile
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
 from adaptive.errors import CheckpointError, PolicyError
 from adaptive.policy import InputPolicy, InputRule
@@ -38,13 +39,20 @@ class DataPosition(BaseModel):
     over: bool = False  # this epoch has no more batches
     evaluated: int = Field(default=0, ge=0)  # `total` at the latest complete evaluation
     reached: bool = False  # that evaluation ended training: patience
+    file: FollowedFile | None = None  # with `follow`; an epoch is a file
+
+    @property
+    def file_name(self) -> str | None:
+        return None if self.file is None else self.file.name
 
     def left(self, steps: int | None) -> int | None:
         """Batches that this epoch may still train if the run has `steps`; None: all of them."""
         return None if steps is None else max(steps - self.epoch_start - self.taken, 0)
 
     def is_evaluated_next(self, steps: int | None) -> bool:
-        """True if the run evaluates next: the epoch or the run ends at this step."""
+        """True if an evaluation after these batches is still to come, or would come: the epoch or the run ends here."""
+        if self.file is not None:
+            return self.over or self.taken > 0 or not self.file.judged
         return self.reached or self.over or self.left(steps) == 0
 
     def advance(self, number: int) -> None:
@@ -122,6 +130,7 @@ class Loop:
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
         self._config, self._dataset, self._trainer = config, dataset, trainer
+        self._save_every = config.save_every if isinstance(config.save_every, int) else None
         self._seed = 0  # of torch's generator; set by `run`
 
     def run(self, stop: StopRequest, *, save: Callable[[], None], evaluate: Callable[[], bool | None]) -> None:
@@ -200,7 +209,7 @@ class Loop:
         yield from epoch
 
     def _until_save(self) -> int | None:
-        return self._until(self._config.save_every)
+        return self._until(self._save_every)
 
     def _until(self, every: int | None) -> int | None:
         """Batches to the next save or evaluation; 0: due now, None: none in this epoch."""
@@ -208,7 +217,7 @@ class Loop:
 
     def _train_stretch(self, source: Source, stop: StopRequest) -> None:
         embeddings, first = self._trainer.embeddings, source.taken
-        to_save = self._until_save() or self._config.save_every
+        to_save = self._until_save() or self._save_every
         to_evaluation = self._until(self._config.eval_every) or self._config.eval_every
         files = embeddings.statistics.host_io()
         steps = self._trainer.train(

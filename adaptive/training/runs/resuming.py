@@ -8,7 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
 
-from adaptive.config import TrainConfig
+from pydantic import ValidationError
+
+from adaptive.config import TrainConfig, explain
 from adaptive.data.dataset import Dataset
 from adaptive.data.rows.vocabularies import INDEX
 from adaptive.distributed.peers import Peers
@@ -33,6 +35,7 @@ from adaptive.training.runs.distributed import (
     reporting_errors,
     require_shared_directory,
 )
+from adaptive.training.runs.following import refuse_following
 from adaptive.training.runs.loop import DataPosition
 from adaptive.training.runs.run import ResumePoint, Run, code_of, resume_command
 from adaptive.training.runs.run_record import Json, check_same_data, config_of, recorded_shape
@@ -49,6 +52,7 @@ def resume_run(
     *,
     steps: int | None = None,
     epochs: int | None = None,
+    until: str | None = None,
     code: Mapping[str, str] = NOTHING,
     stream: TextIO | None = None,
     peers: Peers | None = None,
@@ -61,6 +65,7 @@ def resume_run(
     Args:
         run_directory: of a run that was stopped or killed, or is finished and will train longer.
         steps, epochs: new totals, to make the run longer or shorter.
+        until: the new end of a run that follows a folder.
         code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`) if they are files or
             modules that are not installed: code that only `run.json` names is not run.
         stream: for progress, usually stderr.
@@ -77,10 +82,11 @@ def resume_run(
     with reporting_errors(peers), directory_of(peers, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
-        lengths = {"steps": steps, "epochs": epochs}
+        lengths = {"steps": steps, "epochs": epochs, "until": until}
         changed = {name: length for name, length in lengths.items() if length is not None}
-        config = config_of(record, path).model_copy(update=changed)
+        config = _lengthened(config_of(record, path), changed)
         _check_code(config, code, path)
+        refuse_following(config, peers)
         if config.save and peers is not None:
             require_shared_directory(directory.path, peers)
         where, checkpoint, damaged = _load(path, peers)
@@ -111,6 +117,13 @@ def resume_run(
                 )
                 _print_resume(stream, left, record)
                 return run.train()
+
+
+def _lengthened(config: TrainConfig, changed: Mapping[str, object]) -> TrainConfig:
+    try:
+        return TrainConfig.model_validate({**config.model_dump(), **changed})
+    except ValidationError as error:
+        raise ConfigError(f"--resume: {explain(TrainConfig, error)}") from error
 
 
 def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> None:
@@ -167,6 +180,8 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
     trained = place.epoch_start + place.taken
     if config.steps is not None and config.steps < trained:
         raise ConfigError(f"expected steps of at least {trained}, which are trained, got {config.steps} ({path})")
+    if config.follow:  # a finished run trains the files that have come since
+        return
     if config.epochs <= place.epoch:
         raise ConfigError(
             f"expected epochs of at least {place.epoch + 1}, which have begun, got {config.epochs} ({path})"
@@ -266,7 +281,7 @@ def _print_resume(stream: TextIO | None, left: ResumePoint, record: Json) -> Non
 
 
 BEGIN, RESUME, DONE = "begin", "resume", "done"
-LENGTHS: Final = ("steps", "epochs")
+LENGTHS: Final = ("steps", "epochs", "until")
 
 
 def auto_resume_run(
@@ -322,7 +337,8 @@ def choose_action(path: Path, config: TrainConfig) -> str:
                 f"--auto-resume: expected {key}={old.get(key)!r} as in the run in {path}, got {new.get(key)!r}. Use "
                 "the settings of the run, or another --out"
             )
-    if record.get("status") == "finished" and all(new[name] == old.get(name) for name in lengthened):
+    is_finished = record.get("status") == "finished" and not config.follow  # files may have come since
+    if is_finished and all(new[name] == old.get(name) for name in lengthened):
         return DONE
     return RESUME if any(folder.exists() for folder in newest_first(path)) else BEGIN
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import BUILT_IN
+from adaptive.data.rows.followed_folder import FollowedFolder
 from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
 from adaptive.errors import ConfigError, InputError, RanksError
 from adaptive.plugins import code_flags
@@ -27,6 +28,7 @@ from adaptive.training.components import Components, set_rates, total_samples
 from adaptive.training.evaluation import Evaluation, evaluate
 from adaptive.training.quality import StreamingLogLoss
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, path_of_first
+from adaptive.training.runs.following import MOST_JUDGED, FollowLoop, quality_of_files
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.state import SavedProgress, content, restore_recorder
 from adaptive.training.sharded_trainer import ShardedTrainer
@@ -96,8 +98,9 @@ def next_commands(
         model = f" --set model={shlex.quote(config.model)}" if code_flags({"model": config.model}) else ""
         commands["evaluate the saved weights"] = f"adaptive-train eval {run}{model}"
     rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
-    compare = f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}"
-    commands["train the same model under several policies and compare them"] = compare
+    if not config.follow:
+        compare = f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}"
+        commands["train the same model under several policies and compare them"] = compare
     return "".join(f"\n  {purpose}:\n    {command}" for purpose, command in commands.items())
 
 
@@ -107,7 +110,7 @@ def steps_hint(config: TrainConfig, samples: int) -> str:
     Args:
         samples: trained in all epochs.
     """
-    cut_short = config.steps is not None or config.patience is not None
+    cut_short = config.steps is not None or config.patience is not None or config.follow
     in_epoch = samples // config.epochs
     steps = -(-in_epoch // config.batch_size)
     wanted = 2 ** max(in_epoch // ENOUGH_STEPS, 1).bit_length() // 2
@@ -123,7 +126,7 @@ def quality_hint(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> str:
     """A line of advice if the held-out AUC fell before the end and the best weights are not saved; else empty."""
     aucs = [(record.auc, record.step) for record in evaluations if record.auc is not None]
     best, step = max(aucs, key=lambda point: point[0], default=(0.0, 0))
-    if config.save == "best" or best - FALLEN_AUC < (last := aucs[-1][0] if aucs else best):
+    if config.save == "best" or config.follow or best - FALLEN_AUC < (last := aucs[-1][0] if aucs else best):
         return ""
     return (
         f"\nwarning: the AUC of the evaluation samples fell from {best:.4f} after step {step:,} to {last:.4f}. Keep "
@@ -232,12 +235,11 @@ class Run:
                 self.recorder.write(RunRecord(policy=self.config.policy, table_rows=self._table_rows, config=text))
             if self.left:
                 self.recorder.write(ResumeRecord(step=self.recorder.steps, dropped=self.left.dropped))
-            self.loop = Loop(
-                self.config,
-                self.dataset,
-                self.trainer,
-                self.left.reached.place if self.left else DataPosition(),
-            )
+            place = self.left.reached.place if self.left else DataPosition()
+            if isinstance(self.dataset, FollowedFolder):
+                self.loop: Loop = FollowLoop(self.config, self.dataset, self.trainer, place)
+            else:
+                self.loop = Loop(self.config, self.dataset, self.trainer, place)
             if self.left:
                 self.loop.file_bytes |= self.left.reached.file_bytes
             self.loop.run(stop, save=self._save, evaluate=lambda: self._ends_training(stop))
@@ -248,7 +250,7 @@ class Run:
             if self.config.save:
                 self.checkpoints.finish(self.loop.place.total, self._content())
             stop.raise_exit()
-            evaluation = self._reached or self._evaluate(stop)
+            evaluation = self._reached or (None if self.config.follow else self._evaluate(stop))
             stop.raise_exit()
         return evaluation
 
@@ -295,7 +297,9 @@ class Run:
         if evaluation.auc is None and not any(record.auc is None for record in self.recorder.evaluations):
             does_nothing = f", and {goals} cannot compare evaluations" if (goals := _goals(self.config)) else ""
             self._print(f"warning: {one_class_text(evaluation)}, so there is no AUC{does_nothing}. Use other data.")
-        self.recorder.write_evaluation(evaluation)
+        self.recorder.write_evaluation(evaluation, file=self.loop.place.file_name)
+        if self.config.follow:
+            del self.recorder.evaluations[:-MOST_JUDGED]
         best = best_evaluation(self.recorder.evaluations)
         if self.config.save == "best" and best is not None and best.step == self.recorder.steps:
             self.checkpoints.keep_best(self.loop.place.total, self._content())
@@ -313,11 +317,15 @@ class Run:
         # Files that a policy uses in place (misses=host) are read by the system: the bytes are unknown.
         counts_files = self.config.tier.host != "memory" and embeddings.policy.misses != "host"
         files = {f"host_{name}": self.loop.file_bytes[name] for name in ("bytes_read", "bytes_written")}
+        quality = quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation)
+        fields: Sequence[str] = QUALITY_OF
+        if self.config.follow:
+            quality, fields = quality_of_files(recorder.evaluations), (*QUALITY_OF, "calibration", "file")
         return RunSummary.of(
             self.config.policy,
             recorder.totals,
-            quality_of_training(recorder) if evaluation is None else quality_numbers(evaluation),
-            evaluations=[_fields(record, *QUALITY_OF) for record in recorder.evaluations],
+            quality,
+            evaluations=[_fields(record, *fields) for record in recorder.evaluations],
             evaluation_work=[_fields(record, *WORK_OF) for record in recorder.evaluations],
             skipped_input_share=dropped / seen if dropped else 0.0,
             **_weighted(recorder.totals.samples, seen, embeddings.rule),
@@ -330,6 +338,7 @@ class Run:
             best=best_summary(self.config, recorder.evaluations),
             **(files if counts_files else {}),
             ranks=None if self._peers is None else self._peers.size,
+            files=self.loop.place.epoch if self.config.follow else None,
         )
 
     def _sinks(self) -> list[Sink]:

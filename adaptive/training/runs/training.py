@@ -42,6 +42,7 @@ from adaptive.training.runs.distributed import (
     reporting_errors,
     require_shared_directory,
 )
+from adaptive.training.runs.following import refuse_following
 from adaptive.training.runs.rehearsal import rehearse
 from adaptive.training.runs.run import Run, refuse_unreachable
 from adaptive.training.runs.run_record import config_of, data_entries
@@ -222,6 +223,7 @@ def train_run(
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
     """
+    refuse_following(config, peers)
     opened = partial(_run_directory, config, overwrite)
     with reporting_errors(peers), torch_settings(config), directory_of(peers, opened) as directory:
         if config.save and peers is not None:
@@ -283,6 +285,7 @@ class RunPlan(TypedDict):
 
 def plan_run(config: TrainConfig) -> RunPlan:
     """Compute memory, device rows and steps of a run; writes and allocates nothing."""
+    refuse_following(config)
     dataset = open_data(with_initial_vocabulary(config))
     sample = first_batches(config, dataset)
     components = size_components(config, dataset, sample)

@@ -87,7 +87,8 @@ class Progress:
         elif isinstance(record, EvalRecord):
             quality = f"AUC {score_text(record.auc)}, log loss {score_text(record.log_loss)}, "
             quality += f"accuracy {accuracy_text(record.accuracy)}"
-            self._line(f"evaluation after step {record.step}: {quality}, {count_text(record.samples)} samples")
+            what = "evaluation" if record.file is None else f"{record.file}, not trained yet,"
+            self._line(f"{what} after step {record.step}: {quality}, {count_text(record.samples)} samples")
 
     def close(self) -> None:
         """Restore the terminal."""

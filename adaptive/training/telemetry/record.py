@@ -170,6 +170,7 @@ class EvalRecord:
     accuracy: float | None = None  # share of predictions on the correct side of 0.5
     calibration: float | None = None  # predicted over observed positives
     gauc: float | None = None  # if `eval_by` names a feature
+    file: str | None = None  # with `follow`: the file, which is trained next
     samples_read: int | None = None  # by training so far, with those that a rule skipped
     seconds: float | None = field(default=None, compare=False)  # of training so far; see `RunTotals.seconds_later`
     cpu_seconds: float | None = field(default=None, compare=False)  # processor time of the same

@@ -178,12 +178,13 @@ class Recorder:
         self.write(record)
         self._losses, self._logits, self._labels, self._weights = [], [], [], []
 
-    def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Record an evaluation. Its time belongs to no interval."""
+    def write_evaluation(self, evaluation: Evaluation, file: str | None = None) -> None:
+        """Record an evaluation, perhaps of a followed file. Its time belongs to no interval."""
         seconds, cpu_seconds = self.totals.seconds_later
         read = inputs_of(self._embeddings.rule)[0] or self.samples
         record = evaluation_record(evaluation, self.steps)
-        self.evaluations.append(replace(record, samples_read=read, seconds=seconds, cpu_seconds=cpu_seconds))
+        work = replace(record, samples_read=read, seconds=seconds, cpu_seconds=cpu_seconds)
+        self.evaluations.append(replace(work, file=file))
         self.write(self.evaluations[-1])
         self.start()
 

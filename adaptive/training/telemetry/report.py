@@ -43,13 +43,14 @@ class RunSummary:
     auc: float | None
     log_loss: float | None
     accuracy: float | None
-    auc_of: str | None = None  # "evaluation" or "training"
+    auc_of: str | None = None  # "evaluation", "training" or "files": the mean of followed files, judged before training
     eval_samples: int | None = None
     auc_exact: bool | None = None
     normalised_entropy: float | None = None
     calibration: float | None = None
     gauc: float | None = None
     gauc_groups: int | None = None
+    files: int | None = None  # trained, with `follow`
     best: dict[str, Any] | None = None  # the best evaluation of a run with `save=best` or `patience`
     evaluations: list[dict[str, Any]] | None = None
     evaluation_work: list[dict[str, Any]] | None = None  # of training until each; times without those of evaluations
@@ -246,6 +247,11 @@ def _quality_lines(summary: RunSummary) -> list[str]:
     match summary.auc_of:
         case "evaluation":
             more += f", on {count_text(summary.eval_samples)} held-out samples"
+        case "files":
+            files = len(summary.evaluations or ())
+            more += (
+                f", mean of the latest {files} files, {count_text(summary.eval_samples)} samples, before their training"
+            )
         case "training":
             more += ", on training batches, each predicted before it was trained"
     quality = f"AUC {score_text(summary.auc)}, log loss {score_text(summary.log_loss)}"

@@ -47,7 +47,7 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_line_by_hand():
     line = to_line(EvalRecord(step=20, samples=8, auc=None, log_loss=0.5, wall_time=1.5))
-    quality = b'"auc":null,"log_loss":0.5,"accuracy":null,"calibration":null,"gauc":null'
+    quality = b'"auc":null,"log_loss":0.5,"accuracy":null,"calibration":null,"gauc":null,"file":null'
     work = b',"samples_read":null,"seconds":null,"cpu_seconds":null,"wall_time":1.5}\n'
     assert line == b'{"kind":"eval","step":20,"samples":8,' + quality + work
     assert json.loads(to_line(RUN))["schema"] == 1

@@ -1,0 +1,39 @@
+"""Folders that runs follow: small files of keys that come and go by event time, renamed into place."""
+
+from pathlib import Path
+from typing import Any
+
+from adaptive.config import TrainConfig
+from support.key_runs import SCHEMA, write_day
+from support.toy import SMALL_DLRM
+
+
+def put(folder: Path, number: int, samples: int = 50) -> None:
+    """Rename a file of so many samples and, if it is not empty, one bad line into place, perhaps over another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f".d{number}.csv"
+    write_day(new, number, samples)
+    if samples:
+        with new.open("a") as file:
+            file.write("no label,0,0,0,item\n")
+    new.rename(folder / f"d{number}.csv")
+
+
+def config(folder: Path, out: str, *, data: str, kind: str = "csv", **changed: Any) -> TrainConfig:
+    """Settings of a run in `folder` that follows the folder `data` in it."""
+    (folder / "schema.toml").write_text(SCHEMA.replace("200s", "60s"))
+    given: dict[str, Any] = {
+        "data": f"{kind}:{folder / data}",
+        "data_options": {"schema_path": str(folder / "schema.toml"), "max_bad_label_fraction": 0.1},
+        "follow": True,
+        "until": "idle=1s",
+        "save_every": 4,
+        "model_options": SMALL_DLRM,
+        "batch_size": 8,
+        "eval_batch_size": 20,
+        "log_every": 4,
+        "tensorboard": False,
+        "tier": {"device_rows": "100%", "device": "cpu"},
+        "out": str(folder / out),
+    }
+    return TrainConfig.model_validate(given | changed)
