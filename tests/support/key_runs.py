@@ -12,7 +12,7 @@ import torch
 
 from adaptive import load_run
 from adaptive.config import TrainConfig
-from adaptive.embeddings.engine import key_changes
+from adaptive.embeddings.engine import between_batches
 from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.books import Tracker
 from adaptive.embeddings.planning.key_tables import KeyTable
@@ -124,9 +124,9 @@ def die_in_sweep(stage: str, number: int) -> None:
 
     hook(KeyTable, "sweep", sweep)
     if stage == "chosen":
-        hook(key_changes, "_release", die_if_due)
+        hook(between_batches, "_release", die_if_due)
     elif stage == "waited":
-        hook(key_changes, "_commit", die_if_due)
+        hook(between_batches, "_commit", die_if_due)
     elif stage == "discarded":
         hook(Tracker, "forget_rows", die_if_due)
     elif stage == "reset":
