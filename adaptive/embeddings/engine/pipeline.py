@@ -368,6 +368,7 @@ class Pipeline:
     def _move(self, ready: ReadyBatch) -> None:
         """Write back, then fetch. Errors also go to `arrived`."""
         try:
+            # Each group writes back before it fetches: rows are fetched to the slots of evicted ones.
             for number, (tiered, plan, device_plan) in enumerate(
                 zip(self.tiered_groups, ready.plans, ready.device_plans, strict=True)
             ):

@@ -197,6 +197,7 @@ class TieredGroup:
         assert skipper is not None
         hot = skipper.hot
         sums = self.device.export_sums(hot.num_entries)
+        # Their rows get the sums while entries have their old numbers; the sums of the others then move along.
         rows_with_sums = hot.rows[np.intersect1d(sums.entries, leaving)]
         if len(rows_with_sums):
             self.put(rows_with_sums, *self.values(rows_with_sums))

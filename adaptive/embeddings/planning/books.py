@@ -467,7 +467,7 @@ class SlotTable:
 
         mark: added to the flags of its slots; DIRTY if the batch will change all its rows.
         """
-        if mark != self._mark:
+        if mark != self._mark:  # earlier batches have left another one
             self._synchronize()
             self._mark, self._marked = np.uint8(mark), number
         self._marked = min(self._marked, number)  # it may enter again, and flags have been read meanwhile

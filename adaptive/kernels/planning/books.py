@@ -181,7 +181,7 @@ def leave_batch(distinct, entered, accesses, slots):
 def mark_used(slot_used, since, mark, slot_flags):
     """Add `mark` to the flags of slots used by batch `since` or later; returns the batch after the latest one."""
     end = since
-    for slot in range(slot_used.size):
+    for slot in range(slot_used.size):  # when flags are read, instead of a write for each row of each batch
         used = np.int64(slot_used[slot])
         if (used >= since) & (used != FREE):
             slot_flags[slot] |= mark
@@ -347,6 +347,8 @@ def release_slots(part, tally, evicted, slots, num_free, marked, codes, index, b
         flags = slot_flags[slot] | (mark if used >= since else np.uint8(0))
         table = table_of(row, index)
         is_dirty = np.int64(flags & DIRTY)
+        # Any flag means that the host will have other values than the initial ones: DIRTY rows are written back before
+        # the slot is used again, CHANGED ones are stored already.
         back_slots[at(num_back)], back_rows[at(num_back)] = slot, row  # overwritten by the next one if not dirty
         num_back += is_dirty
         tally[at(table), EVICTED] += 1
@@ -398,6 +400,7 @@ def take_slots(part, admitted, distinct, locations, records, slots, num_free, he
         code = codes[at(row)]
         is_initial = not is_stored(code)
         initial[at(i)] = is_initial
+        # -code >> 1 is the row's latest batch + 1: above `oldest_held`, that batch is not trained yet.
         is_late[at(i)] = (-code >> 1 > oldest_held) & (not is_initial)
         touch(at(row), counts[u], accesses)
         codes[at(row)] = slot + 1

@@ -66,7 +66,7 @@ def learn_sizes(rows, norms, applied_visits, row_entries, sizes):
         norm, visits = norms[0, at(i)], 1
         size = norm / norms[1, at(i)] if norm != 0 else np.float32(0.0)
         share = FOLLOWS
-        if i >= num_now:
+        if i >= num_now:  # as if each of the visits had been measured, one after the other
             visits = applied_visits[at(i - num_now)]
             size /= np.float32(math.sqrt(visits))
             stays = np.float32(1.0)

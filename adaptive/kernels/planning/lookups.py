@@ -105,6 +105,7 @@ def find_hashed(ids, span, table, places, shift, numbers, num_rows, rows, invers
         key = start + row
         h = (at(row) * HASH) >> shift
         place = np.int64(places[h]) - base
+        # `&`, not `and`: both sides are computed, without a branch. So an empty place, below 0, must read some row.
         while (place >= floor) & (rows[at(max(place, none))] != key):
             h = (h + ONE) & mask
             place = np.int64(places[h]) - base
@@ -126,7 +127,7 @@ def find_in_table(ids, spans, table, places, base, num_rows, rows, inverse):
     """
     num_lookups, size = inverse.size, table[0]
     capacity, shift = 16, 60
-    while capacity < 2 * num_lookups:
+    while capacity < 2 * num_lookups:  # of this table alone: a small hash table stays in the cache
         capacity, shift = 2 * capacity, shift - 1
     numbers, lookup = (base, num_rows), 0
     for f in range(spans.shape[0]):
