@@ -20,7 +20,7 @@ from adaptive.kernels.planning.keys import hash_keys
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import Follows
 
-MOST_BUCKETS: Final = 1 << 22  # for the keys of a table: a rule's values of so many are scattered over 32 MiB
+MOST_HASHED_ROWS: Final = 1 << 22  # for the keys of a table: a rule's values of so many are scattered over 32 MiB
 
 
 class RowView:
@@ -103,10 +103,10 @@ class RowView:
 
 
 class HashedView(RowView):
-    """The rows that an input rule sees: the row of a key is a bucket of its hash.
+    """The rows that an input rule sees: the row of a key follows from its hash alone.
 
-    So it depends neither on which keys have rows nor on when it is asked for. A table has a bucket for each row, at
-    most `MOST_BUCKETS`.
+    So it depends neither on which keys have rows nor on when it is asked for. A table has as many
+    hashed rows as rows, at most `MOST_HASHED_ROWS`.
     """
 
     def _rows_of_keys(self, number: int, group: Group, keys: Int64s, table_ends: Int64s) -> Int64s:
@@ -114,8 +114,8 @@ class HashedView(RowView):
         for table, end in enumerate(table_ends.tolist()):
             of_table = hashes[first:end]
             hash_keys(keys[first:end], group.table_keys[table], of_table)
-            of_table >>= high  # the highest bits, scaled to the number of buckets
-            of_table *= np.uint64(min(group.tables[table].num_embeddings, MOST_BUCKETS))
+            of_table >>= high  # the highest bits, scaled to the number of rows
+            of_table *= np.uint64(min(group.tables[table].num_embeddings, MOST_HASHED_ROWS))
             of_table >>= high
             of_table += np.uint64(group.table_starts[table] + 1)
             first = end

@@ -305,8 +305,8 @@ def take_lowest(slots, keys, border, num_equal, end, lowest):
 @kernel(inline=True)
 def table_of(row, index):
     """Table of a row. index: first row of each table (T + 1,), and the table of the first row of each 2**shift rows."""
-    starts, buckets, shift = index
-    table = buckets[at(row >> shift)]
+    starts, tables, shift = index
+    table = tables[at(row >> shift)]
     while row >= starts[at(table + 1)]:
         table += 1
     return table

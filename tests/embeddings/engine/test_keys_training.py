@@ -310,13 +310,13 @@ def test_inputs_are_dropped_alike_with_few_rows_on_the_device(size: str) -> None
 
 
 def test_the_row_of_a_key_in_views() -> None:
-    """That which it has now, or the first; and a bucket of its hash, of which a table has as many as rows."""
+    """That which it has now, or the first; and the row of its hash, of which a table has as many as rows."""
     embeddings, _ = train(TABLES, drawn_batches(TABLES, 4), FAST, 2)
     random = np.random.default_rng(1)
     keys = np.concatenate([embeddings.rows.table_keys("city"), EXTREMES, random.integers(-(2**63), 2**63 - 1, 4000)])
     batch = Batch.of(user=keys, item=keys, seen=keys, city=keys, labels=np.zeros(len(keys)))
     view, hashed = embeddings.runtime.view, embeddings._hashed_view
-    rows, buckets = view.rows(batch), hashed.rows(batch)
+    rows, hashed_rows = view.rows(batch), hashed.rows(batch)
     names = embeddings.table_names
     for tiered in embeddings.runtime.pipeline.tiered_groups:
         for table in tiered.keys.tables if tiered.keys is not None else []:
@@ -326,10 +326,10 @@ def test_the_row_of_a_key_in_views() -> None:
             for name in table.config.feature_names:
                 span = batch.feature_span(embeddings.features.index(name))
                 assert (rows[span] - start).tolist() == [held.get(key, 0) for key in batch.ids[span].tolist()]
-                of_table = buckets[span] - start
+                of_table = hashed_rows[span] - start
                 assert of_table.min() == 1 and of_table.max() == table.capacity == len(np.unique(of_table))
     again = TieredEmbeddingBag(TABLES, FAST)
-    assert np.array_equal(again._hashed_view.rows(batch), buckets), "no key has a row there"
+    assert np.array_equal(again._hashed_view.rows(batch), hashed_rows), "no key has a row there"
 
 
 class Following(Follows):
