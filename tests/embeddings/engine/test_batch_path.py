@@ -25,27 +25,19 @@ MOST_FILES = 18
 def files_entered(embeddings: TieredEmbeddingBag, number: int) -> list[str]:
     """Files of the three rooms in which code runs for batch `number`, trained without look-ahead, in order of entry."""
     entered: dict[str, None] = {}
-    batches = iter([bags([row, row + 1, 0]) for row in range(number + 1)])
-    counting = False
 
     def see(frame: FrameType, event: str, argument: Any) -> None:
         path = Path(frame.f_code.co_filename)
-        if (
-            counting
-            and event == "call"
-            and path.is_relative_to(PACKAGE)
-            and path.relative_to(PACKAGE).parts[0] in ROOMS
-        ):
+        if event == "call" and path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in ROOMS:
             entered.setdefault(path.relative_to(PACKAGE).as_posix())
 
     def source() -> Iterator[Any]:
-        nonlocal counting
-        for place, batch in enumerate(batches):
-            counting = place == number
-            yield batch
+        for row in range(number + 1):
+            if row == number:  # not before: it would slow down the compilation of kernels
+                sys.setprofile(see)
+            yield bags([row, row + 1, 0])
 
     before = sys.getprofile()
-    sys.setprofile(see)
     try:
         for planned in embeddings.look_ahead(source(), depth=0):
             embeddings(planned)["t"].sum().backward()  # type: ignore[no-untyped-call]

@@ -60,8 +60,8 @@ class Source:
             self.closed = True
 
 
-@pytest.mark.parametrize("depth", range(7))
-@pytest.mark.parametrize("num_batches", range(6))
+@pytest.mark.parametrize("depth", [0, 1, 2, 6])
+@pytest.mark.parametrize("num_batches", [0, 1, 2, 5])
 def test_every_batch_once_and_in_order(num_batches: int, depth: int) -> None:
     source, embeddings = Source(num_batches), one_table()
     initial = embeddings.rows.table_weights("t")
@@ -94,9 +94,8 @@ def test_a_second_look_ahead_goes_on_counting() -> None:
     assert numbers == list(range(9))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 4])
-@pytest.mark.parametrize("stop", [0, 2])
-def test_breaking_out_of_the_loop(depth: int, stop: int) -> None:
+@pytest.mark.parametrize(("stop", "depth"), [(0, 4), (2, 0), (2, 1)])
+def test_breaking_out_of_the_loop(stop: int, depth: int) -> None:
     """Batches in flight are dropped; what was trained stays, and training can go on."""
     source, embeddings = Source(20), one_table(device_rows="50%")
     initial, trained = embeddings.rows.table_weights("t"), []
@@ -144,9 +143,8 @@ def train_and_note(embeddings: TieredEmbeddingBag, batches: Iterable[Batch], dep
 
 
 @pytest.mark.parametrize("error", [Failure, SystemExit, KeyboardInterrupt, InputError])
-@pytest.mark.parametrize("depth", [0, 1, 4])
-@pytest.mark.parametrize("after", [0, 3])
-def test_an_error_in_the_source_comes_after_its_batches(error: type[BaseException], depth: int, after: int) -> None:
+@pytest.mark.parametrize(("after", "depth"), [(0, 4), (3, 0), (3, 1)])
+def test_an_error_in_the_source_comes_after_its_batches(error: type[BaseException], after: int, depth: int) -> None:
     def source() -> Iterator[Batch]:
         yield from Source(after)
         raise error("the source")

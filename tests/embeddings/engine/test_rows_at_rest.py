@@ -23,7 +23,6 @@ from support.helpers import (
     step_all,
     sum_of,
     train,
-    train_more,
     train_slowly,
     wait_for_look_ahead,
 )
@@ -32,7 +31,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.planning.books import DIRTY
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
+from adaptive.optim import Adagrad, RowOptimizer
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
@@ -189,20 +188,6 @@ def test_reading_checks_ids() -> None:
 
 
 # --- state ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(lr=0.1), Adam(lr=0.01)], ids=["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize(("policy", "device_rows"), [(LRU, "100%"), (Hybrid, "auto"), (LFUOnHost, "20%")])
-def test_training_goes_on_from_saved_arrays_in_other_tiers(
-    policy: type[Policy], device_rows: str, optimizer: RowOptimizer
-) -> None:
-    trainee = Trainee(TABLES)
-    first = build(Scattered, optimizer=optimizer)
-    train_more(first, trainee, BATCHES[:12], 2)
-    arrays = {name: array.copy() for name, array in first.rows.state_arrays().items()}
-    second = build(policy, device_rows=device_rows, optimizer=optimizer)
-    second.rows.load_state_arrays(arrays)
-    train_more(second, trainee, BATCHES[12:], 3).assert_equals(train_slowly(TABLES, BATCHES, optimizer))
 
 
 def test_arrays_may_lie_in_memory_in_any_way() -> None:

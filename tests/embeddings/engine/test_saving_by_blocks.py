@@ -23,9 +23,9 @@ def kept(embeddings: TieredEmbeddingBag, folder: Path) -> dict[str, Any]:
     return dict(load_checkpoint(folder, rows_in_files=True).rows)
 
 
-@pytest.mark.parametrize("block_bytes", [1, 100, 8 << 20])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    ("policy", "optimizer", "block_bytes"), [*zip(POLICIES, OPTIMIZERS, (100, 1, 8 << 20, 100, 1), strict=True)]
+)
 def test_blocks_hold_what_the_arrays_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any, optimizer: Any, block_bytes: int
 ) -> None:

@@ -36,12 +36,6 @@ def array_bytes(thing: Any) -> int:
 # --- bytes per row and slot ----------------------------------------------------------------------------------------
 
 
-def test_a_host_row_has_8_bytes_of_records() -> None:
-    small, large = Tracker(1024), Tracker(5120)  # whole pages
-    assert array_bytes(large) - array_bytes(small) <= 4096 * HOST_ROW_BYTES
-    assert large.num_bytes == 5120 * HOST_ROW_BYTES
-
-
 def test_slots_of_all_rows_have_9_bytes_each() -> None:
     starts = np.array([0, 9000])
     slots = SlotTable(9000, starts, Tracker(9000))

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from support.simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, SkipsOnHost, check, same
 
-from adaptive.config import TableConfig, TierConfig
+from adaptive.config import TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.cpu_device import CpuRows
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-
-OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), Adam()]
 
 
 @pytest.mark.parametrize(
@@ -46,17 +44,6 @@ def test_sums_and_squares_grow_as_in_ordinary_memory(
     assert readings
     for number, numbers in readings.items():
         assert all(map(np.array_equal, numbers, all_readings[number])), f"rows read after batch {number}"
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-def test_bytes_of_sums_count_their_squares(optimizer: RowOptimizer) -> None:
-    """Rows of 4 numbers and 1 byte that marks them as pending."""
-    tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=4)]
-    embeddings = TieredEmbeddingBag(tables, TierConfig(device="cpu-torch", device_rows="10"), optimizer=optimizer)
-    (tiered,) = embeddings.runtime.pipeline.tiered_groups
-    assert tiered.device.num_bytes[2] == 0
-    tiered.device.begin_sums(7)
-    assert tiered.device.num_bytes[2] == 7 * (4 * 4 + 4 * optimizer.squares_width(4) + 1)
 
 
 @pytest.mark.parametrize("case", [Case(Skips, 2, "direct", "70%"), Case(SkipsOnHost, 2, "staged", "50%")])
