@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embeddings on the CPU, and TorchRec's collection above them: backward updates rows."""
+"""FBGEMM's table-batched embeddings, and TorchRec's collection above them on the CPU: backward updates rows."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from adaptive.batch import Batch
 from benchmarks.variants import EPS, Embeddings, NotAvailable, Setup
+
+KINDS = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
 
 
 class Fbgemm(Embeddings):
@@ -23,14 +25,13 @@ class Fbgemm(Embeddings):
 
     def __init__(self, setup: Setup) -> None:
         ops = _import_ops()
-        kinds = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
-        if setup.optimizer not in kinds:
+        if setup.optimizer not in KINDS:
             raise NotAvailable(f"FBGEMM has no {setup.optimizer} on the CPU")
         place = (ops.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
         self._shape = (len(setup.tables), setup.dim)
         self._ops = ops.SplitTableBatchedEmbeddingBagsCodegen(
             [(table.num_embeddings, setup.dim, *place) for table in setup.tables],
-            optimizer=getattr(ops.OptimType, kinds[setup.optimizer]),
+            optimizer=getattr(ops.OptimType, KINDS[setup.optimizer]),
             learning_rate=setup.rate,
             eps=EPS,
             bounds_check_mode=ops.BoundsCheckMode.NONE,
@@ -51,6 +52,63 @@ class Fbgemm(Embeddings):
 
     def update(self) -> None:
         pass
+
+
+class FbgemmOnGpu(Fbgemm):
+    """Rows in device memory, or, with a share in per cent, in host memory under FBGEMM's cache.
+
+    The cache takes that share of the rows, evicts the least recently used ones, and fetches the next batch's rows on
+    another stream while one is trained. Its optimizer state is always in device memory.
+    """
+
+    def __init__(self, setup: Setup, share: int | None, device: torch.device, value: float) -> None:
+        ops = _import_ops()
+        if setup.optimizer not in KINDS or device.type != "cuda":
+            raise NotAvailable(f"FBGEMM's cache needs a GPU and an optimizer among {', '.join(KINDS)}")
+        place = ops.EmbeddingLocation.DEVICE if share is None else ops.EmbeddingLocation.MANAGED_CACHING
+        cache = {} if share is None else {
+            "cache_algorithm": ops.CacheAlgorithm.LRU, "cache_load_factor": share / 100, "prefetch_pipeline": True,
+            "uvm_host_mapped": True,  # pinned: managed memory can hang a card
+        }  # fmt: skip
+        self._device, self._shape = device, (len(setup.tables), setup.dim)
+        self._stream = torch.cuda.Stream() if share is not None else None  # type: ignore[no-untyped-call]
+        self._latest: dict[str, Any] = {}  # the batch prepared last, with its successor as `next`
+        self._ops = ops.SplitTableBatchedEmbeddingBagsCodegen(
+            [(table.num_embeddings, setup.dim, place, ops.ComputeDevice.CUDA) for table in setup.tables],
+            optimizer=getattr(ops.OptimType, KINDS[setup.optimizer]),
+            learning_rate=setup.rate,
+            eps=EPS,
+            stochastic_rounding=False,
+            bounds_check_mode=ops.BoundsCheckMode.NONE,
+            device=torch.device("cuda", torch.cuda.current_device()),
+            **cache,
+        )
+        for part in self._ops.split_embedding_weights():
+            part.fill_(value)
+
+    def prepare(self, batch: Batch) -> Any:
+        one = {"inputs": [tensor.to(self._device) for tensor in super().prepare(batch)]}
+        if self._latest.get("is_trained", True):
+            self._prefetch(one)  # of a new turn, before the clock starts
+        self._latest["next"] = one
+        self._latest = one
+        return one
+
+    def _prefetch(self, one: dict[str, Any]) -> None:
+        if self._stream is not None:
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                self._ops.prefetch(*one["inputs"], forward_stream=current)
+
+    def pool(self, inputs: Any) -> Tensor:
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        pooled = super().pool(inputs["inputs"])
+        inputs["is_trained"] = True
+        if (following := inputs.get("next")) is not None:
+            self._prefetch(following)
+        return pooled
 
 
 class TorchRec(Embeddings):
@@ -126,6 +184,7 @@ def _import_ops() -> Any:
     class Names:
         EmbeddingLocation = common.EmbeddingLocation
         BoundsCheckMode = common.BoundsCheckMode
+        CacheAlgorithm = common.CacheAlgorithm
         ComputeDevice = training.ComputeDevice
         SplitTableBatchedEmbeddingBagsCodegen = training.SplitTableBatchedEmbeddingBagsCodegen
         OptimType = EmbOptimType

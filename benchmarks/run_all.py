@@ -5,7 +5,7 @@
     python -m benchmarks.run_all --json results.json   # {"ratios": {...}, "figures": {...}, "absent": {name: reason}}
     python -m benchmarks.run_all --only turns plan --dlrm ~/src/dlrm
 
-`benchmarks/install_peers.sh` makes an environment with all peers; `gpu.run_all` runs what needs a GPU.
+`benchmarks/install_peers.sh` makes an environment with all peers; `gpu.plans` runs what needs a GPU.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""Speed and tests on a GPU: `python -m benchmarks.gpu.run_all`."""
+"""Speed and tests on a GPU: `python -m benchmarks.gpu.plans`."""

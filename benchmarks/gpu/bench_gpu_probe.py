@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.bench_gpu_probe [--smoke] [--set parts=kernels seconds=120]
 
 *kernels*: pooling and update of a batch, with and without its rows with many lookups.
+*dense*: the model with its optimizer but without embeddings: the GPU's time, and the host's to launch it.
 *planning*: the search for lookups on the device, and its sort.
 
 Numbers are milliseconds of the device unless their name says otherwise. Results of these kernels are checked elsewhere
@@ -14,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -35,7 +36,9 @@ from benchmarks import harness
 from benchmarks.ending import kept_when_ended
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
 from benchmarks.gpu.floors import Rates, measure_rates, traffic
-from benchmarks.gpu.workloads import NUM_TABLES
+from benchmarks.gpu.parts import WholeStep
+from benchmarks.gpu.turns import quartiles
+from benchmarks.gpu.workloads import NUM_TABLES, Precision, Workload
 from benchmarks.harness import Report, Table
 from benchmarks.streams import kaggle_tables, make_batches
 from benchmarks.variants import NotAvailable
@@ -44,12 +47,13 @@ from benchmarks.variants import NotAvailable
 @dataclass(frozen=True)
 class Settings:
     device: str = "cuda"
-    parts: tuple[str, ...] = ("kernels", "planning")
+    parts: tuple[str, ...] = ("kernels", "dense", "planning")
     rows: int = 8_000_000  # of the tables that kernels work on
     ids: int = 39_000_000  # of the tables whose ids are sorted
     dims: tuple[int, ...] = (64, 128)
     batches: tuple[int, ...] = (2048, 16_384, 65_536)
     heavy: int = 16_384  # samples of a batch with ten ids a bag; 0: none
+    gigabytes: float = 10.0  # of the tables beside the dense part, which it does not touch
     copy_megabytes: int = 512
     rounds: int = 15
     seconds: float = 240.0
@@ -174,6 +178,28 @@ def _updates(
     yield "without_hot_rows", work(hot[:0], slots[cold], starts, vectors[positions])
 
 
+# --- the dense part ----------------------------------------------------------------------------------------------
+
+
+def _dense(probe: Probe) -> None:
+    accelerator, rounds = probe.accelerator, probe.settings.rounds
+    table = probe.report.table(
+        "dense part", "precision", "batch", "ms", "quartiles", "busy ms", "kernels", "launch ms", "its quartiles"
+    )
+    for precision in get_args(Precision):
+        workload = Workload("dlrm", probe.settings.gigabytes, probe.settings.dims[0], precision=precision)
+        step = WholeStep(workload, accelerator)
+        for samples in probe.settings.batches:
+            work = step.dense_alone(*workload.batches(1, samples, seed=0))
+            times = accelerator.times_ms(work, rounds=rounds, warm_up=3)
+            launches = accelerator.launch_ms(work, rounds=rounds)
+            seen = accelerator.profile(work)
+            table.add(
+                precision, samples, median(times), quartiles(times), seen.busy_ms if accelerator.is_gpu else None,
+                seen.kernels, median(launches), quartiles(launches),
+            )  # fmt: skip
+
+
 # --- planning on the device --------------------------------------------------------------------------------------
 
 
@@ -195,7 +221,7 @@ def _planning(probe: Probe) -> None:
             probe.note(f"find_{name}_ms", probe.ms(lambda given=given: find_lookups(*given)))  # type: ignore[misc]
 
 
-PARTS: dict[str, Callable[[Probe], None]] = {"kernels": _kernels, "planning": _planning}
+PARTS: dict[str, Callable[[Probe], None]] = {"kernels": _kernels, "dense": _dense, "planning": _planning}
 
 if __name__ == "__main__":
     harness.main(__doc__, run, SETTINGS)

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Literal
 
 from adaptive.counters import Counter
 from benchmarks import harness
@@ -68,6 +69,7 @@ class Settings:
     trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer`, too
     variants: str = ""  # if given: these only (see `Spec.of`), at all `batches`, `precisions` and `ids`
     ids: tuple[int, ...] = (1,)  # of a bag, on average
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of rows
     copy_megabytes: int = 512
     rounds: int = 9
     steps: int = 20  # and the interval of records, by `Trainer`
@@ -110,7 +112,9 @@ def run(settings: Settings) -> Report:
 
 def plan(settings: Settings) -> Wanted:
     """The base case, and one dimension varied at a time."""
-    base = Workload("dlrm", settings.gigabytes, settings.dim, settings.optimizer, settings.precisions[0])
+    base = Workload(
+        "dlrm", settings.gigabytes, settings.dim, settings.optimizer, settings.precisions[0], dtype=settings.dtype
+    )
     if settings.variants:
         specs = [Spec.of(one) for one in settings.variants.split(",")]
         points = [Point(batch, settings.depth) for batch in settings.batches]
@@ -208,6 +212,7 @@ def _suffix(settings: Settings, workload: Workload) -> str:
         (f"_{workload.model}", workload.model != "dlrm"),
         (f"_{workload.ids}ids", workload.ids != (10 if workload.model == "heavy" else 1)),
         (f"_{workload.gigabytes:g}gb", workload.gigabytes != SETTINGS["full"].gigabytes),
+        (f"_{workload.dtype}", workload.dtype != "float32"),
         (f"_{workload.precision}", workload.precision != "float32"),
     )
     return "".join(text for text, wanted in parts if wanted)

@@ -143,7 +143,7 @@ class Comparison:
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
         kind = TrainerLine if isinstance(embeddings, Tiers) and embeddings.by_trainer else Line
-        part = WholeStep(self.workload, self.accelerator)
+        part = WholeStep(self.workload, self.accelerator, graph=isinstance(embeddings, Tiers) and embeddings.by_graph)
         return kind(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:

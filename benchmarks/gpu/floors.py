@@ -51,10 +51,17 @@ class Traffic:
 
 
 def traffic(
-    distinct: float, samples: int, features: int, dim: int, state_width: int, moved: tuple[float, float] = (0, 0)
+    distinct: float,
+    samples: int,
+    features: int,
+    dim: int,
+    state_width: int,
+    moved: tuple[float, float] = (0, 0),
+    *,
+    value_bytes: int = 4,
 ) -> Traffic:
     """Of a step with `distinct` rows of width `dim`; `moved`: bytes to the device and back."""
-    row, state, vectors = 4 * dim, 4 * state_width, 4 * samples * features * dim
+    row, state, vectors = value_bytes * dim, 4 * state_width, 4 * samples * features * dim
     forward = distinct * row + vectors
     update = vectors + 2 * distinct * (row + state)
     return Traffic(int(forward), int(update), int(moved[0]), int(moved[1]))

@@ -29,9 +29,11 @@ class WholeStep:
 
     phases: ClassVar[tuple[str, ...]] = ("forward", "dense", "update")
 
-    def __init__(self, workload: Workload, accelerator: Accelerator) -> None:
+    def __init__(self, workload: Workload, accelerator: Accelerator, *, graph: bool = False) -> None:
         self._device = accelerator.device
         self._model = workload.make_model(accelerator.device)
+        self._passes: Any = self._model
+        self._captures = graph and accelerator.is_gpu
         self._optimizer = dense_optimizer(DenseOptimizerConfig(), self._model)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -55,7 +57,10 @@ class WholeStep:
         return Trainer(bag, self._model, self._optimizer, recorder=Recorder(bag, log_every=log_every))
 
     def _learn(self, dense: Tensor, labels: Tensor, pooled: Tensor) -> None:
-        loss = functional.binary_cross_entropy_with_logits(self._model(dense, pooled), labels)
+        if self._captures:
+            samples = dense.clone(), pooled.detach().clone().requires_grad_()
+            self._passes, self._captures = torch.cuda.make_graphed_callables(self._model, samples), False
+        loss = functional.binary_cross_entropy_with_logits(self._passes(dense, pooled), labels)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()

@@ -13,7 +13,6 @@ from pathlib import Path
 from benchmarks.ending import ROOT, wait
 from benchmarks.harness import Report
 
-EXAMPLES = {"full": 200, "quick": 40, "smoke": 10}  # drawn trainings of the invariance suite
 NO_TESTS = 5  # what pytest ends with where it finds none
 # In parallel: on a new machine most of their time goes into compiling kernels, on one core for each process.
 PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "examples", "lookups", "ranks", "saving", "waits"))
@@ -25,24 +24,31 @@ KERNELS = (
 OF_A_GPU = "triton or gpu or pinned"
 
 
-def run_suite(tier: str, size: str, seconds: float) -> Report:
+def run_suite(tier: str, seconds: float) -> Report:
     """Return passed, failed and skipped tests; tier `cpu-torch` is a rehearsal on the CPU."""
-    environment = os.environ | {"GPU_SUITE_DEVICE": tier, "GPU_SUITE_EXAMPLES": str(EXAMPLES[size])}
     shares = [[f"tests/gpu/test_gpu_{name}.py" for name in names] for names in PROCESSES]
+    if tier == "cuda":
+        shares = [[*share, "-m", "gpu"] for share in shares]
+        return run_tests([[*KERNELS, "-k", OF_A_GPU], *shares], tier, seconds, {"GPU_SUITE_EXAMPLES": "200"})
     # Without a GPU one process rehearses the suite; kernels are interpreted by their own tests there.
-    shares = [list(KERNELS), *shares] if tier == "cuda" else [[file for share in shares for file in share]]
+    share = [file for share in shares for file in share]
+    return run_tests([[*share, "-m", "gpu"]], tier, seconds, {"GPU_SUITE_EXAMPLES": "10"})
+
+
+def run_tests(shares: Sequence[Sequence[str]], tier: str, seconds: float, environment: dict[str, str]) -> Report:
+    """Return passed, failed and skipped tests of pytest with these arguments, each in a process."""
+    variables = os.environ | {"GPU_SUITE_DEVICE": tier} | environment
     with tempfile.TemporaryDirectory() as folder:
         results = [Path(folder) / f"results{number}.xml" for number in range(len(shares))]
         outputs = [path.with_suffix(".txt") for path in results]
         processes = []
-        for files, path, output in zip(shares, results, outputs, strict=True):
-            chosen = ["-k", OF_A_GPU] if files == list(KERNELS) else ["-m", "gpu"]
-            command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", *chosen]
+        for arguments, path, output in zip(shares, results, outputs, strict=True):
+            command = [sys.executable, "-m", "pytest", *arguments, "-q", "-p", "no:cacheprovider"]
             # Other versions of torch, Triton and pytest have other warnings.
             command += ["-o", "filterwarnings=default", f"--junitxml={path}", "--durations=5"]
             print(f"\n=== {shlex.join(command[1:])}", flush=True)
             with output.open("wb") as file:
-                processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file))
+                processes.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=file, stderr=file))
         ended = wait(processes, seconds, signal.SIGINT)  # upon which pytest writes what it has
         for output in outputs:
             print(output.read_text(errors="replace"), flush=True)

@@ -21,7 +21,7 @@ from benchmarks.gpu.floors import Traffic, traffic
 from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.variants import Spec, Tiers
 from benchmarks.gpu.workloads import NUM_TABLES, Workload
-from benchmarks.harness import paired
+from benchmarks.harness import cell_text, paired
 from benchmarks.variants import Embeddings, hit_rate
 
 
@@ -69,11 +69,12 @@ class Measured:
 
     def traffic(self, workload: Workload, samples: int) -> Traffic:
         """Of our own tiers: what a step had to move."""
-        row, back = 4 * (workload.dim + workload.state_width), self.per_step(Counter.BYTES_D2H)
+        row, back = workload.row_bytes, self.per_step(Counter.BYTES_D2H)
         fetched = row * (self.per_step(Counter.FETCHED) - self.per_step(Counter.WRITTEN_BACK))
         moved = back + fetched, back  # rows and vectors: plans, which BYTES_H2D counts too, are no part of a floor
         distinct = self.per_step(Counter.UNIQUE_ROWS)
-        return traffic(distinct, samples, NUM_TABLES, workload.dim, workload.state_width, moved)
+        shape = NUM_TABLES, workload.dim, workload.state_width
+        return traffic(distinct, samples, *shape, moved, value_bytes=workload.value_bytes)
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Timing:
 def quartiles(values: Sequence[float]) -> str:
     """Return the first and the third, as text."""
     first, _, third = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
-    return f"{first:.3g} to {third:.3g}"
+    return f"{cell_text(first)} to {cell_text(third)}"
 
 
 SPARE_STEPS = 2  # not timed, besides those that were looked ahead
@@ -166,7 +167,7 @@ class Line:
         self.phases_ms = [[between(*pair) for pair in pairwise(one)] for one in marks]
         return seconds
 
-    def _train(self, inputs: Iterator[Any], steps: int) -> list[list[Any]]:
+    def _train(self, inputs: Iterator[tuple[Any, Any]], steps: int) -> list[list[Any]]:
         """Return the marks of each step."""
         marks = [self._part.train(self._embeddings, *one, self._accelerator.mark) for one in inputs]
         assert len(marks) == steps, "the batches have run out"
@@ -239,7 +240,7 @@ class TrainerLine(Line):
         if not self._left:
             raise _Ended
 
-    def _train(self, inputs: Iterator[Any], steps: int) -> list[list[Any]]:
+    def _train(self, inputs: Iterator[tuple[Any, Any]], steps: int) -> list[list[Any]]:
         self._wanted.put(steps)
         if (error := self._done.get()) is not None:
             raise error

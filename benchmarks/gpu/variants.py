@@ -21,6 +21,7 @@ from adaptive.plugins import load_policy_class
 from adaptive.system import available_bytes
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
+from benchmarks.peers_fbgemm import FbgemmOnGpu
 from benchmarks.peers_torch import EmbeddingBags, Spans, torch_optimizer
 from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
 
@@ -45,7 +46,7 @@ SPARE = 1.1  # memory that must be free, over what is counted
 class Spec:
     """A variant. What is 0 stays as the settings have it."""
 
-    kind: str  # a policy of POLICIES, torch or torch_host
+    kind: str  # a policy of POLICIES, or one of TITLES
     share: int = 100  # per cent of the rows on the device, for policies that take any
     transfer: Transfer = "auto"  # see `TierConfig`
     lookups: Finder = "host"
@@ -53,6 +54,7 @@ class Spec:
     plan_threads: int = 0
     tracker_threads: int = 0  # that divide the books of a batch
     programs: int = 0  # of a copy between the tiers
+    graph: int = 0  # 1: the model's passes are CUDA graphs, in an own loop
 
     @staticmethod
     def of(text: str) -> "Spec":
@@ -91,12 +93,14 @@ class Spec:
     @property
     def title(self) -> str:
         parts = [TITLES.get(self.kind, self.kind)]
-        parts += [f"{self.share}%"] if self.is_staged else []
+        parts += [f"{self.share}%"] if self.is_staged or self.kind == "fbgemm_cached" else []
         return ", ".join(parts + [f"{name}={value}" for name, value in self.changes.items()])
 
     def memory_bytes(self, workload: Workload) -> tuple[int, int]:
         """(host, device) that it takes, about."""
         rows = workload.num_rows
+        if self.kind == "fbgemm_cached":
+            return rows * workload.row_bytes, rows * workload.row_bytes * self.share // 100
         if not self.is_ours:
             everything = rows * 4 * workload.dim * TORCH_COPIES.get(workload.optimizer, 1)
             return (everything, 0) if self.kind == "torch_host" else (0, everything)
@@ -107,6 +111,8 @@ class Spec:
 TITLES = {
     "torch": "torch on the GPU, one EmbeddingBag a table",
     "torch_host": "torch sparse on the CPU, dense part on the GPU",
+    "fbgemm": "FBGEMM on the GPU",
+    "fbgemm_cached": "FBGEMM, rows on the host under its cache, next batch prefetched",
 }
 DEVICE = Spec("device")  # the reference: all rows in device memory
 
@@ -135,6 +141,9 @@ def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Em
     setup = workload.setup()
     if spec.is_ours:
         return Tiers(setup, spec, accelerator)
+    if spec.kind.startswith("fbgemm"):
+        share = spec.share if spec.kind == "fbgemm_cached" else None
+        return FbgemmOnGpu(setup, share, accelerator.device, STORED)
     return (BagsOnDevice if spec.kind == "torch" else BagsOnHost)(setup, accelerator.device)
 
 
@@ -149,7 +158,7 @@ class Tiers(Ours):
         tier = TierConfig.model_validate({"device_rows": wanted, "when_full": "reduce_lookahead", **ways})
         skip = SkipConfig(rule="adaptive.policies.rules.defer:Defer") if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
-        self.title, self.by_trainer = spec.title, bool(spec.trainer)
+        self.title, self.by_trainer, self.by_graph = spec.title, bool(spec.trainer), bool(spec.graph)
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = 0
         self._running = None

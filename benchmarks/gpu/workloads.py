@@ -42,14 +42,16 @@ class Workload:
     model: ModelName = "dlrm"
     gigabytes: float = 10.0
     dim: int = 64
-    optimizer: Optimizer = "rowwise_adagrad"
+    optimizer: Optimizer = "rowwise_adagrad"  # of rows
     precision: Precision = "float32"
     ids: int = 1  # of a bag, on average
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of rows
 
     @property
     def title(self) -> str:
         parts = [self.model, f"{self.gigabytes:g} GB", f"width {self.dim}", self.optimizer]
         parts += [] if self.ids == 1 else [f"{self.ids} ids a bag"]
+        parts += [] if self.dtype == "float32" else [f"rows in {self.dtype}"]
         return ", ".join(parts + [self.precision] * (self.precision != "float32"))
 
     @property
@@ -63,10 +65,16 @@ class Workload:
     @property
     def row_bytes(self) -> int:
         """Of a row with its state."""
-        return 4 * (self.dim + self.state_width)
+        return self.value_bytes * self.dim + 4 * self.state_width
+
+    @property
+    def value_bytes(self) -> int:
+        return 4 if self.dtype == "float32" else 2
 
     def setup(self) -> Setup:
-        return Setup(kaggle_tables(self.num_rows, self.dim), self.optimizer, self.ids == 1)
+        tables = kaggle_tables(self.num_rows, self.dim)
+        tables = tuple(table.model_copy(update={"dtype": self.dtype}) for table in tables)
+        return Setup(tables, self.optimizer, self.ids == 1)
 
     def batches(self, count: int, samples: int, *, seed: int) -> list[Batch]:
         """`count` batches; batch i depends on seed + i only."""

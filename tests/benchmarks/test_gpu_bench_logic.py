@@ -1,19 +1,22 @@
 """The logic of `benchmarks.gpu`: floors, popular rows, plans of stages, bars, the command."""
 
 import itertools
-import os
+import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.autograd import DeviceType
 
-from benchmarks.gpu import bench_gpu_step, run_all
+from benchmarks import harness
+from benchmarks.gpu import bench_gpu_step, plans
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.floors import Rates, traffic
 from benchmarks.gpu.turns import Point
@@ -21,9 +24,6 @@ from benchmarks.gpu.variants import DEVICE, POLICIES, Spec
 from benchmarks.gpu.workloads import Workload, covering_batches, popular_counts
 from benchmarks.harness import Report
 from benchmarks.streams import kaggle_tables, rank_ids, zipf
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # --- floors --------------------------------------------------------------------------------------------------------
 
@@ -180,55 +180,57 @@ def test_a_queue_sleeps_until_all_work_is_launched(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
-    """Stages that only record their arguments."""
-    calls: list[tuple[str, float]] = []
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """The command with a plan of two stages that only say that they ran."""
 
-    def stage(name: str, size: str, tier: str, seconds: float) -> Report:
-        calls.append((name, seconds))
-        report = Report(ratios={f"ratio_{name}": 1.0, "gpu_tests_failed": 0.0})
-        report.table(f"table of {name}", "what").add(1)
-        return report
+    def stage(name: str, **report: Any) -> plans.Stage:
+        def run(tier: str, seconds: float) -> Report:
+            found = Report(ratios={f"ran_{name}": seconds}, **report)
+            found.table(f"table of {name}", "device").add(tier)
+            return found
 
-    monkeypatch.setattr(run_all, "run_stage", stage)
-    monkeypatch.setattr(run_all, "check_machine", lambda tier: None)
-    monkeypatch.setattr(run_all.harness, "quietness", lambda: "load average 0")
-    return calls
+        return plans.Stage(name, 60, run)
 
+    made = stage("first"), stage("second", absent={"bench_gpu_second": "no"}), stage("third")
+    monkeypatch.setitem(plans.PLANS, "limits", made)
+    monkeypatch.setattr(harness, "quietness", lambda: "load average 0")
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["run_all", *arguments])
-    run_all.main()
+    def call(*arguments: str) -> None:
+        monkeypatch.setattr(
+            sys, "argv", ["plans", "limits", "--device", "cpu-torch", "--out", str(tmp_path), *arguments]
+        )
+        plans.main()
 
-
-STAGE = """
-import time
-from dataclasses import dataclass
-from benchmarks import harness
-from benchmarks.ending import kept_when_ended
-from benchmarks.harness import Report
-
-@dataclass(frozen=True)
-class Settings:
-    seconds: float = 0.0
-    code: int = 0
-
-def run(settings):
-    report = Report(ratios={"measured": 2.0})
-    with kept_when_ended(report):
-        time.sleep(settings.seconds)
-        report.ratios["more"] = 3.0
-    if settings.code:
-        raise OSError
-    return report
-
-harness.main("", run, {"full": Settings()})
-"""
+    return call
 
 
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that is a stage."""
-    (tmp_path / "bench_stage.py").write_text(STAGE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    return "bench_stage"
+def test_stages_of_a_plan_are_kept_and_added_to(
+    command: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("--only", "third")
+    command("--only", "first")
+    usual = 60 * plans.REHEARSAL
+    assert json.loads((tmp_path / "results.json").read_text())["ratios"] == {"ran_first": usual, "ran_third": usual}
+    with pytest.raises(SystemExit, match="failed: bench_gpu_second"):
+        command("--seconds", "170")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["ratios"] == {f"ran_{name}": pytest.approx(88, abs=1) for name in ("first", "second", "third")}
+    assert results["absent"] == {"bench_gpu_second": "no"}
+    text = (tmp_path / "tables.md").read_text()
+    assert text.index("table of first") < text.index("table of second") < text.index("table of third")
+    assert capsys.readouterr().out.rindex("table of third") > 0
+    with pytest.raises(SystemExit):
+        command("--only", "fourth")
+
+
+def test_what_there_is_no_time_for_is_named(command: Callable[..., None], tmp_path: Path) -> None:
+    command("--seconds", "50")
+    absent = json.loads((tmp_path / "results.json").read_text())["absent"]
+    assert list(absent) == ["gpu first", "gpu second", "gpu third"]
+
+
+@pytest.mark.parametrize("name", plans.PLANS)
+def test_a_plan_fits_a_quarter_of_an_hour(name: str) -> None:
+    stages = plans.PLANS[name]
+    assert sum(stage.seconds for stage in stages) <= 900
+    assert len({stage.name for stage in stages}) == len(stages)

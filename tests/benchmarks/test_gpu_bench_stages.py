@@ -13,7 +13,7 @@ from benchmarks import harness
 from benchmarks.gpu import (
     bench_gpu_probe,
     bench_gpu_step,
-    run_all,
+    plans,
     workloads,
 )
 from benchmarks.gpu.accelerator import Accelerator
@@ -45,7 +45,7 @@ def no_faults(report: Report) -> None:
 
 
 def test_probe() -> None:
-    changes = ["device=cpu-torch", *run_all.TINY["probe"]]
+    changes = ["device=cpu-torch", *plans.TINY["probe"]]
     report = bench_gpu_probe.run(harness.changed(bench_gpu_probe.SETTINGS["full"], changes))
     no_faults(report)
     figures = {"b32_d8_update_usual_ms", "b16_d8_heavy_pool_over_floor", "find_832_lookups_ms"}
@@ -88,7 +88,7 @@ def test_whole_step() -> None:
 
 
 def test_variants_by_name_are_timed_at_every_batch_size() -> None:
-    changes = [*run_all.TINY["step"], "device=cpu-torch", "batches=16,32", "precisions=tf32", "ids=2"]
+    changes = [*plans.TINY["step"], "device=cpu-torch", "batches=16,32", "precisions=tf32", "ids=2"]
     variants = "device,lru:20:trainer=1,lru:20:plan_threads=2:tracker_threads=2:lookups=device"
     settings = harness.changed(bench_gpu_step.SETTINGS["full"], [*changes, f"variants={variants}"])
     report = bench_gpu_step.run(settings)

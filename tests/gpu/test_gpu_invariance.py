@@ -40,6 +40,7 @@ def check(device: str, case: Case) -> None:
     assert_near(single, train_slowly(case.tables, case.batches, case.optimizer), case.optimizer, case.tables[0].dtype)
 
 
+@pytest.mark.smoke
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(optimizers=OPTIMIZERS, plan_threads=(1, 2)))
 def test_placement_never_changes_the_numbers_on_the_gpu(device: str, case: Case) -> None:
@@ -47,7 +48,7 @@ def test_placement_never_changes_the_numbers_on_the_gpu(device: str, case: Case)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
-@pytest.mark.parametrize("width", [1, 3, 63, 128, 257, 1024, 1040])
+@pytest.mark.parametrize("width", [1, 3, 63, pytest.param(64, marks=pytest.mark.smoke), 128, 257, 1024, 1040])
 def test_any_width(device: str, width: int, optimizer: RowOptimizer) -> None:
     tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=width)]
     batches = random_batches(tables, 5, samples=6)

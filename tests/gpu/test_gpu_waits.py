@@ -72,6 +72,7 @@ def reads_of(trainer: Trainer, training: Training, batches: list[Batch]) -> int:
     return len(reads)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
 def test_a_step_alone_waits_once(device: str, dense: type[torch.optim.Optimizer]) -> None:
     training = Training(device, LRU, RowwiseAdagrad())

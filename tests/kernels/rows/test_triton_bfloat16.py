@@ -19,7 +19,7 @@ from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.optim import Adagrad, Adam, RowOptimizer
 
-DIMS = [1, 3, 16, 17, 64, 100]
+DIMS = [1, 3, 16, 17, pytest.param(64, marks=pytest.mark.smoke), 100]
 SPECIAL = np.array([0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0x0001, 0x8000, 0x7F7F, 0x0080], np.uint16)
 
 

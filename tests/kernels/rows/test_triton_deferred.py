@@ -19,7 +19,7 @@ from adaptive.kernels.rows.cpu import deferred, update
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
 from adaptive.optim import Adam, RowOptimizer
 
-DIMS = [1, 3, 16, 17, 64, 130]
+DIMS = [1, 3, 16, 17, pytest.param(64, marks=pytest.mark.smoke), 130]
 NO_SCALES = np.zeros(0, np.float32)
 
 

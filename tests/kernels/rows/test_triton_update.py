@@ -77,7 +77,7 @@ def test_an_empty_update_changes_nothing() -> None:
 
 
 @every_optimizer
-@pytest.mark.parametrize("dim", [1, 3, 16, 17, 64, 100])
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, pytest.param(64, marks=pytest.mark.smoke), 100])
 def test_every_width_equals_the_twin(optimizer: RowOptimizer, dim: int) -> None:
     rng = np.random.default_rng(dim)
     row_updates = random_row_updates(rng, dim, [1, 1, 9, 2, 1, 1], scaled=dim % 2 == 1)
