@@ -53,8 +53,8 @@ class SyntheticConfig(Config):
     cardinalities, from C1 to C26 and again from C1 on, and scales the large ones so that all tables together have
     `rows` rows.
 
-    A sample depends on every setting except `num_eval`; `labels` only adds to it. It depends on `num_train` through
-    `drift_at`, a fraction of the training stream, and through the number of lookups in which a singleton occurs once.
+    A sample depends on every setting except `num_eval`. It depends on `num_train` through `drift_at`, a fraction of the
+    training stream, and through the number of lookups in which a singleton occurs once.
     """
 
     setting: Literal["easy", "hard", "skewed"] = Field(

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, Never
 
@@ -130,19 +130,9 @@ def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
 
 def shape_of(dataset: Dataset) -> DataShape:
     """Return the facts about a data set that a model depends on."""
-    return DataShape(
-        dataset.features,
-        dataset.num_dense,
-        tables_of(dataset),
-        dataset.steps,
-        dataset.dense_names,
-        dict(dataset.widths),
-        dict(dataset.row_dtypes),
-        dict(dataset.key_rules),
-        dict(dataset.sequences),
-        tuple(dataset.bags),
-        dataset.keep_negatives,
-    )
+    facts = {f.name: getattr(dataset, f.name) for f in fields(DataShape)} | {"tables": tables_of(dataset)}
+    plain: dict[str, Any] = {name: dict(fact) if isinstance(fact, Mapping) else fact for name, fact in facts.items()}
+    return DataShape(**plain)
 
 
 def mapping_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """The built-in stream of click data, and the teacher that labels it.
 
 Both are seeded and stateless, with known probabilities. Every value is a function of (seed, sample index, feature), so
-any block of samples can be made anywhere, any number of times, and memory does not grow with samples or rows. Sizes of
-tables and the popularity of their rows are in `fields`. The teacher computes the probability of a click from a sample's
-ids and dense inputs:
+any block of samples can be made anywhere, any number of times, and memory does not grow with samples or rows.
+
+The popularity of ids follows a bounded Zipf-Mandelbrot law, weight (rank + 1 + q)^-s, inverted analytically, so that a
+draw costs one power and no memory for any table size. Two properties of real logs are added to this smooth law: a very
+frequent default id in some features (the missing value), and many ids that occur once.
+
+The teacher computes the probability of a click from a sample's ids and dense inputs:
 
     logit = bias + main + interactions + dense
 

@@ -61,8 +61,8 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
         # settings of the model take precedence over those of the data
         values[setting] = {**of_data, **of_model} if isinstance(of_model, Mapping) else of_model
     config = checked(kind, "model", values)
-    _check_names("model.widths", "tables", config.widths, inputs.tables)
-    _check_names("model.row_dtypes", "tables", config.row_dtypes, inputs.tables)
+    _check_tables("model.widths", config.widths, inputs.tables)
+    _check_tables("model.row_dtypes", config.row_dtypes, inputs.tables)
     if bad := [f"{table}={width}" for table, width in config.widths.items() if not 1 <= width <= 4096]:
         raise ConfigError(f"model.widths: expected widths from 1 to 4096, got {', '.join(bad)}. Correct the settings.")
     return config
@@ -74,12 +74,12 @@ def rows_config(options: Mapping[str, Any]) -> RowsConfig:
     return checked(RowsConfig, "model", {name: options[name] for name in names if name in options})
 
 
-def _check_names(setting: str, kind: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise ConfigError if some of the names in a setting are not allowed."""
+def _check_tables(setting: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ConfigError if a setting names tables that are not there."""
     choices = list(dict.fromkeys(allowed))
     if unknown := [name for name in dict.fromkeys(names) if name not in choices]:
         listed, hint = ", ".join(choices) or "none", suggestion(unknown[0], choices)
-        raise ConfigError(f"{setting}: expected {kind} among {listed}, got {', '.join(unknown)}{hint}")
+        raise ConfigError(f"{setting}: expected tables among {listed}, got {', '.join(unknown)}{hint}")
 
 
 def make_model(name: str, config: AnyConfig, inputs: Inputs, *, seed: int) -> nn.Module:

@@ -111,15 +111,7 @@ class Model(nn.Module):
             ValueError: for another number of features, or a row with NaN or infinity.
         """
         logits: Tensor = self.dense(dense, self._vectors(bags))
-        if self.facts.keep_negatives < 1 and not self._predicts_numbers:  # see `keep_negatives`
-            correction = torch.zeros(logits[:1].numel())
-            correction[0] = math.log(self.facts.keep_negatives)  # of the first label, by which samples were dropped
-            logits = logits + (correction if logits.ndim > 1 else correction[0])
-        return logits
-
-    @property
-    def _predicts_numbers(self) -> bool:
-        return bool(getattr(self.dense, "loss", "log") == "mse")
+        return logits + math.log(self.facts.keep_negatives) if self.facts.keep_negatives < 1 else logits
 
     def _vectors(self, bags: Sequence[tuple[Tensor, Tensor]]) -> Any:
         """Return the vectors of all features, as the dense part takes them."""
@@ -142,7 +134,7 @@ class Model(nn.Module):
         return torch.cat(pooled, dim=1) if self.facts.is_widened else torch.stack(pooled, dim=1)
 
     @torch.no_grad()
-    def score(self, samples: "Sequence[Sample]") -> list[Any]:
+    def score(self, samples: "Sequence[Sample]") -> list[float]:
         """Return the probability of label 1 for each sample.
 
         A sample maps names of features and dense inputs to values as in the data; a bag is a list of values, or a text

@@ -152,13 +152,10 @@ def save_checkpoint(
         raise write_failed(directory, error) from error
 
 
-def load_checkpoint(
-    directory: Path, *, rows_in_files: bool = False, shards: Callable[[int], Sequence[int]] = range
-) -> Checkpoint:
-    """Read and verify a checkpoint.
+def load_checkpoint(directory: Path, *, shards: Callable[[int], Sequence[int]] = range) -> Checkpoint:
+    """Read and verify a checkpoint. Large arrays of rows stay in their files: they may be larger than memory.
 
     Args:
-        rows_in_files: verify the arrays of rows, but leave large ones in their files: they may be larger than memory.
         shards: function from the number of shards to those that are read; the rows of others are empty.
 
     Raises:
@@ -174,7 +171,7 @@ def load_checkpoint(
         if entry.group == "rows" and entry.shard not in wanted:
             continue
         of_group = rows[entry.shard] if entry.group == "rows" else groups[entry.group]
-        of_group[entry.name] = _read(directory, entry, in_file=rows_in_files and entry.group == "rows")
+        of_group[entry.name] = _read(directory, entry, in_file=entry.group == "rows")
     dense = {name: torch.from_numpy(value) for name, value in groups["dense"].items()}
     others = groups["policy"], manifest.meta, groups["optimizer"], groups["run"]
     return Checkpoint(rows[0], dense, *others, other_rows=rows[1:])
@@ -295,7 +292,7 @@ Load = Callable[[Path], Checkpoint]
 
 def load_in_files(path: Path) -> Checkpoint:
     """Load a checkpoint of which large arrays of rows stay in their files."""
-    return load_checkpoint(path, rows_in_files=True)
+    return load_checkpoint(path)
 
 
 def load_whole(

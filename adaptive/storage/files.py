@@ -1,8 +1,6 @@
-"""Read and write small files: bytes, JSON and TOML, with errors that name the file."""
+"""Read and write small files: bytes and JSON, with errors that name the file."""
 
 import json
-import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -70,31 +68,6 @@ def read_json(
 
 MOST_BYTES: Final = 256 << 10  # tomllib takes a minute for 400 KB of dotted keys
 M = TypeVar("M", bound=BaseModel)
-
-
-def names_in(folder: Path) -> list[str]:
-    """Return the names of the TOML files in a folder of the package."""
-    return sorted(path.stem for path in folder.glob("*.toml"))
-
-
-def load_toml(path: Path, folder: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file that a user has named; `folder` has the files of the package.
-
-    Raises:
-        ConfigError: if it is not a regular file of at most 256 KiB, or not TOML.
-    """
-    advice = f"Give the path of a TOML file, or one of these names: {', '.join(names_in(folder))}."
-    if not os.path.exists(path):  # False also for names that the system does not allow
-        raise ConfigError(f"{what} {str(path)!r}: expected a file or a known name, got neither. {advice}")
-    try:
-        data = read_file(path, most=MOST_BYTES, error=ConfigError)
-    except ConfigError as error:
-        raise ConfigError(f"{what} {error}. {advice}") from error
-    try:
-        content = tomllib.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested too deeply, too many digits
-        raise ConfigError(f"{what} {path}: expected TOML in UTF-8, got {error}. Correct the file.") from error
-    return content
 
 
 def checked(model: type[M], content: Mapping[str, Any], where: str, *, error: type[AdaptiveError] = ConfigError) -> M:

@@ -38,20 +38,6 @@ _STYLE: Final[dict[Any, Any]] = {
 _WITHOUT_DATE: Final = {".png": {}, ".svg": {"Date": None}}  # the same numbers give the same file
 
 
-def need_matplotlib(feature: str) -> None:
-    """Check before long work that figures can be drawn; `feature` begins the message.
-
-    Raises:
-        ConfigError: if matplotlib is not installed.
-    """
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError(
-            f"{feature}: expected matplotlib, which is not installed. Run pip install 'adaptive-train[plot]'"
-        ) from error
-
-
 def check_plot(path: Path) -> None:
     """Check before long work that `--plot` can be drawn.
 
@@ -60,7 +46,12 @@ def check_plot(path: Path) -> None:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path}")
-    need_matplotlib("--plot")
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ConfigError(
+            "--plot: expected matplotlib, which is not installed. Run pip install 'adaptive-train[plot]'"
+        ) from error
 
 
 def write_plot(path: Path, draw: Callable[[Any], None], *, size: tuple[float, float] = (9, 5)) -> Path:

@@ -146,7 +146,8 @@ def _predictions(
             else:
                 logits_of_ranks = [logits_of(embeddings, model, embeddings.read(several[0])).float().cpu().numpy()]
         for batch, logits in zip(several, logits_of_ranks, strict=False):  # at the end some ranks have no batch
-            _check_finite(logits, number, batch)
+            if not np.isfinite(logits).all():
+                raise where_not_finite(f"evaluation batch {number}", logits, batch)
             yield batch, logits
             number += 1
 
@@ -160,11 +161,6 @@ def _logits_of_ranks(
     if planned.num_samples:
         logits = logits_of(embeddings, model, planned).float().cpu().numpy()
     return embeddings.peers.rows.gather(logits, "predictions")
-
-
-def _check_finite(logits: NDArray[np.float32], number: int, batch: Batch) -> None:
-    if not np.isfinite(logits).all():
-        raise where_not_finite(f"evaluation batch {number}", logits, batch)
 
 
 def logits_of(embeddings: Embeddings, model: nn.Module, planned: Planned) -> Tensor:

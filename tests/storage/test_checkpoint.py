@@ -248,7 +248,7 @@ def test_each_rank_writes_a_shard_and_reads_those_it_wants(tmp_path: Path) -> No
 def test_large_arrays_of_rows_stay_in_their_files_and_are_verified(tmp_path: Path) -> None:
     large = np.arange(3 * 2**20, dtype=np.float32).reshape(-1, 3)
     folder = save(tmp_path / "weights", rows={"values": large})
-    loaded = load_checkpoint(folder, rows_in_files=True).rows["values"]
+    loaded = load_checkpoint(folder).rows["values"]
     assert isinstance(loaded, Stored)
     np.testing.assert_array_equal(loaded.read(5, 9), large[5:9])
     np.testing.assert_array_equal(whole(loaded), large)
@@ -256,4 +256,4 @@ def test_large_arrays_of_rows_stay_in_their_files_and_are_verified(tmp_path: Pat
         file.seek(-3, os.SEEK_END)
         file.write(b"x")
     with pytest.raises(CheckpointError, match="The file is damaged"):
-        load_checkpoint(folder, rows_in_files=True)
+        load_checkpoint(folder)

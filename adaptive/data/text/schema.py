@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from adaptive.config import MOST_KEYS, Config, Expiry, KeyRules, explain
 from adaptive.errors import ConfigError
-from adaptive.storage.files import load_toml
+from adaptive.storage.files import MOST_BYTES, read_file
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
 NULLS = ("", "NA", "NaN", "\\N")  # default for text; formats with nulls of their own have other texts as values
@@ -209,7 +210,19 @@ def load_schema(path: Path) -> Schema:
         ConfigError: with all mistakes, each with its key.
     """
     path = schema_file(path)
-    return schema_of(load_toml(path, INSTALLED, "schema"), f"schema {path}")
+    names = sorted(file.stem for file in INSTALLED.glob("*.toml"))
+    advice = f"Give the path of a TOML file, or one of these names: {', '.join(names)}."
+    if not os.path.exists(path):  # False also for names that the system does not allow
+        raise ConfigError(f"schema {str(path)!r}: expected a file or a known name, got neither. {advice}")
+    try:
+        data = read_file(path, most=MOST_BYTES, error=ConfigError)
+    except ConfigError as error:
+        raise ConfigError(f"schema {error}. {advice}") from error
+    try:
+        content = tomllib.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested too deeply, too many digits
+        raise ConfigError(f"schema {path}: expected TOML in UTF-8, got {error}. Correct the file.") from error
+    return schema_of(content, f"schema {path}")
 
 
 def required_schema(kind: str, path: Path | None) -> Schema:

@@ -174,7 +174,7 @@ def _load_together(path: Path, peers: Peers) -> Checkpoint:
     checkpoint, wrong = None, None
     try:
         shards = lambda number: [peers.rank] if number == peers.size else range(number)  # noqa: E731
-        checkpoint = load_checkpoint(path, rows_in_files=True, shards=shards)
+        checkpoint = load_checkpoint(path, shards=shards)
     except CheckpointError as error:
         wrong = str(error)
     for rank, text in enumerate(peers.rows.gather_facts(wrong, "checkpoint")):

@@ -20,7 +20,7 @@ from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkp
 def kept(embeddings: TieredEmbeddingBag, folder: Path) -> dict[str, Any]:
     """The rows that a checkpoint loads, in files."""
     save_checkpoint(folder, Checkpoint(embeddings.rows.state_blocks(), {}, {}, {}))
-    return dict(load_checkpoint(folder, rows_in_files=True).rows)
+    return dict(load_checkpoint(folder).rows)
 
 
 @pytest.mark.parametrize(
