@@ -11,19 +11,10 @@ import adaptive
 ROOT = Path(adaptive.__file__).parent
 
 
-def sorting_key(name: str) -> tuple[bool, bool, str]:
-    """Constants, then classes, then functions, as ruff sorts `__all__`."""
-    return not name.isupper(), name[0].islower(), name
-
-
 def run(code: str) -> str:
     """Return what a fresh interpreter prints."""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return result.stdout.strip()
-
-
-def test_names_are_sorted_and_distinct() -> None:
-    assert adaptive.__all__ == sorted(set(adaptive.__all__), key=sorting_key)
 
 
 def test_every_name_has_a_home_and_every_home_a_name() -> None:

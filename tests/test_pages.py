@@ -2,16 +2,20 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.pages import ROOT, run
+from support.pages import ROOT, blocks, run
+
+import adaptive
 
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.S | re.M)
 PAGES = {
     page: BLOCK.findall(page.read_text(encoding="utf-8"))
     for page in sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "policies/README.md"])
-    if "tutorials" not in page.parts and page.stem != "pytorch"  # test_pytorch_page.py
+    if "tutorials" not in page.parts and page.stem != "pytorch"  # run block by block
 }
 PROGRAMS = {page.stem: ("\n".join(code for code, _ in found), "".join(text for _, text in found))
             for page, found in PAGES.items() if found}  # fmt: skip
@@ -53,3 +57,22 @@ def test_simulated_hits_are_those_of_the_page(tmp_path: Path) -> None:
         policy, share, *cells = (cell.strip() for cell in row.strip("|").split("|"))
         (hits,) = [line[3:7] for line in lines if line[:1] + line[2:3] == [policy, f"{float(share[:-1])}%"]][:1]
         assert hits == cells, policy
+
+
+def test_every_message_that_is_explained_is_one_of_the_package() -> None:
+    joined = re.sub(r'"\s*f?"', "", "".join(path.read_text() for path in Path(adaptive.__file__).parent.rglob("*.py")))
+    messages = re.findall(r"^### `(.*)`$", (ROOT / "docs/how-to/errors.md").read_text(), re.M)
+    assert len(messages) > 15
+    assert [message for message in messages if message not in joined] == []
+
+
+@pytest.mark.nightly
+def test_the_blocks_run_where_their_library_is_installed() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    ran, page = 0, ROOT / "docs/how-to/pytorch.md"
+    for kind, code in blocks(page):
+        assert kind == "python"
+        if all(find_spec(library) for library in re.findall(r"^import (\w+)", code, re.M)):
+            exec(compile(code, str(page), "exec"), names)  # noqa: S102 (our own page)
+            ran += 1
+    assert ran >= 9

@@ -33,6 +33,7 @@ finally:
     assert "--device-rows" in done.stdout
 
 
+@pytest.mark.nightly
 def test_training_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
     """It takes 0.8 s, and each optimizer of torch imports it."""
     code = """

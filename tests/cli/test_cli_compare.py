@@ -262,13 +262,3 @@ def test_compare_has_all_options_of_run_but_policy() -> None:
     assert {"--policies", "--policy", "--seeds", "--auc-budget", "--json", "--csv", "--markdown", "--set"} <= set(
         options("compare")
     )
-
-
-@pytest.mark.parametrize("command", ["run", "compare", "simulate"])
-def test_every_option_has_a_panel_and_a_help(cli: Cli, command: str) -> None:
-    report = {name: option for name, option in options(command).items() if option.name != "help"}
-    assert all(option.rich_help_panel and option.help for option in report.values())
-    result = cli(command, "--help")
-    assert result.code == 0 and "Exit codes" in result.out
-    for name, option in report.items():
-        assert name in result.out or option.hidden

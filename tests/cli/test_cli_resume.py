@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from adaptive.cli.flags import FLAGS
-
 Cli = Callable[..., Any]
-LENGTHS = ("--steps", "--epochs")
-CODE = ("--policy", "--skip", "--model")
 
 
 def test_resume_takes_only_lengths(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,15 +17,6 @@ def test_resume_takes_only_lengths(cli: Cli, trainer: Any, monkeypatch: pytest.M
     assert cli("run", "--resume", "runs/x", "--steps", "70", "--epochs", "3").code == 0
     lengths = {"steps": 70, "epochs": 3}
     assert trainer.calls == [("resume", (Path("runs/x"), {})), ("resume", (Path("runs/x"), lengths))]
-
-
-@pytest.mark.parametrize(
-    "flag", [flag for flag in FLAGS if flag.name not in (*LENGTHS, *CODE)], ids=lambda flag: flag.name
-)
-def test_other_flags_are_named(cli: Cli, trainer: Any, flag: Any) -> None:
-    result = cli("run", "--resume", "runs/x", flag.name, "1")
-    assert (result.code, result.out, trainer.calls) == (2, "", [])
-    assert f"expected only --steps, --epochs, --until or --json, got {flag.name}." in result.err
 
 
 def test_all_refused_options_are_named(cli: Cli, trainer: Any) -> None:

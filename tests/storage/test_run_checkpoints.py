@@ -208,8 +208,7 @@ def test_records_of_later_steps_are_dropped_and_reported(world: pytest.MonkeyPat
             assert getattr(mine, name) == getattr(theirs, name), (mine.step, name)
 
 
-@pytest.mark.parametrize("every", [4, 5, 20])
-@pytest.mark.parametrize("policy", ["lru", "defer"])
+@pytest.mark.parametrize(("every", "policy"), [(4, "lru"), (5, "defer"), (20, "lru")])
 def test_evaluations_on_the_way_are_there_once(
     world: pytest.MonkeyPatch, tmp_path: Path, every: int, policy: str
 ) -> None:
