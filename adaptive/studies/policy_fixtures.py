@@ -1,21 +1,17 @@
-"""Made-up rows, batches and tiers for the checks, and `Subject`, the policy under test.
+"""Made-up rows, batches and tiers for the checks, and `Subject`, the policy under test."""
 
-A call of a policy's method times out as it would in a run.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.plugins import Options, make_policy
-from adaptive.policy import NEVER, SATURATED, Follows, Policy, RowStats
-
-Answer = TypeVar("Answer")
+from adaptive.policy import NEVER, SATURATED, Policy, RowStats
 
 TABLE_ROWS = (1000, 40, 7)  # one table per feature
 STARTS = np.array([0, 1000, 1040, 1047], np.int64)
@@ -99,35 +95,31 @@ def samples_of(batch: Batch) -> Iterator[tuple[int, tuple[object, ...]]]:
 
 @dataclass(frozen=True)
 class MadeUpView:
-    """Tiers in which every third row is resident and every tenth is saturated."""
+    """Tiers in which every third row is resident, unless told otherwise, and every tenth is saturated."""
 
     num_rows: int = int(STARTS[-1])
     device_rows: int = int(STARTS[-1]) // 3
     table_starts: NDArray[np.int64] = field(default_factory=STARTS.copy)
     row_bytes: NDArray[np.int64] = field(default_factory=lambda: np.full(len(TABLE_ROWS), 16))
+    resident_rows: NDArray[np.bool_] = field(default_factory=lambda: np.arange(STARTS[-1]) % 3 == 0)
+
+    @classmethod
+    def empty(cls) -> "MadeUpView":
+        """Return tiers without residents, for `follow`."""
+        return cls(resident_rows=np.zeros(STARTS[-1], np.bool_))
 
     def rows(self, batch: Batch) -> NDArray[np.int64]:
         bags = np.repeat(np.arange(len(batch.offsets) - 1), np.diff(batch.offsets))
         return batch.ids + self.table_starts[bags // max(batch.num_samples, 1)]
 
     def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.equal(rows % 3, 0)
+        return self.resident_rows[rows]
 
     def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.num_rows - rows
 
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.equal(rows % 10, 0)
-
-
-@dataclass(frozen=True)
-class FollowedView(MadeUpView):
-    """Tiers whose residents are the rows reported as admitted and not as evicted."""
-
-    resident_rows: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(int(STARTS[-1]), np.bool_))
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self.resident_rows[rows]
 
 
 class BrokenError(Exception):
@@ -154,7 +146,7 @@ class Subject:
         return make_policy(self.cls, self.options if options is None else options)
 
 
-def follow(policy: Follows, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
+def follow(caller: PolicyCaller, number: int, rows: NDArray[np.int64], view: MadeUpView) -> None:
     """Report a batch to a policy as training does, and update `view`.
 
     Missing rows come, and half as many of the rows that are not needed leave. Before that, the keys of three rows
@@ -162,16 +154,8 @@ def follow(policy: Follows, number: int, rows: NDArray[np.int64], view: Followed
     """
     coming = rows[~view.resident_rows[rows]]
     leaving = np.setdiff1d(np.flatnonzero(view.resident_rows), rows)[: len(coming) // 2]
-    gone = np.setdiff1d(np.flatnonzero(~view.resident_rows), rows)[:3]
-    for array in (rows, coming, leaving, gone):
-        array.flags.writeable = False
-    calls: dict[str, Callable[[], object]] = {
-        "expired": lambda: policy.expired(number, gone),
-        "looked_up": lambda: policy.looked_up(number, rows, view),
-        "evicted": lambda: policy.evicted(number, leaving),
-        "admitted": lambda: policy.admitted(number, coming),
-    }
-    for method, call in calls.items():
-        if (answer := call()) is not None:
-            raise BrokenError(f"{method}: expected to return None, got {type(answer).__name__}")
+    caller.notify("expired", number, np.setdiff1d(np.flatnonzero(~view.resident_rows), rows)[:3])
+    caller.notify("looked_up", number, rows, view)
+    caller.notify("evicted", number, leaving)
+    caller.notify("admitted", number, coming)
     view.resident_rows[leaving], view.resident_rows[coming] = False, True
