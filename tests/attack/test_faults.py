@@ -173,6 +173,34 @@ def test_a_disk_that_fails_one_of_two_ranks(tmp_path: Path, pool: RankPool) -> N
         shutil.rmtree(out)
 
 
+def test_kills_of_a_random_rank_end_as_none(tmp_path: Path, pool: RankPool) -> None:
+    """20 kills, each of a random rank at a random call of a random stage; the same command resumes every time."""
+    campaign, whole, out = Campaign("kills of a random rank", 20), tmp_path / "whole", tmp_path / "run"
+    command = ["run", *TWO_RANKS, "--steps", "24", "--auto-resume", "--out"]
+    assert [one.code for one in pool.run(2, ["-m", "adaptive", *command, str(whole)])] == [0, 0]
+
+    def resume(rank: int, stage: str, at: int) -> bool:
+        """Return True if the run ends before the rank is killed."""
+        trouble = [str(ROOT / "tests/support/rank_trouble.py"), str(rank), stage, str(at), "kill"]
+        found = pool.run(2, [*trouble, *command, str(out)])
+        codes = [one.code for one in found]
+        if codes == [0, 0]:
+            assert_equal(numbers(out), numbers(whole))
+            assert not [path for path in out.rglob("*") if ".tmp-" in path.name], trouble
+            shutil.rmtree(out)
+            return True
+        assert codes == ([-9, 10] if rank == 0 else [10, -9]), (trouble, found)
+        assert f"No response from rank {rank} of 2" in found[1 - rank].err, (trouble, found)
+        return False
+
+    for _, rng in campaign.tries():
+        stage = ("reading", "requesting", "forward", "backward", "update", "saving", "creating", "renaming")
+        while resume(int(rng.integers(2)), stage[int(rng.integers(len(stage)))], int(rng.integers(1, 13))):
+            campaign.came("ended before")  # ... and is compared
+        campaign.came("killed")
+    assert resume(0, "reading", 1000)
+
+
 SETTINGS: Final[dict[str, Any]] = {
     "policy": "lru", "depth": 2, "save_every": 4, "batch_size": 32, "eval_batch_size": 100, "log_every": 4,
     "calibrate": 2, "tensorboard": True, "tier": {"device_rows": "60%"},
