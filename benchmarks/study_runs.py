@@ -12,8 +12,8 @@ from typing import Any
 
 from adaptive.config import TrainConfig
 from adaptive.storage.durable import write_atomic
+from adaptive.studies.compare import Contender
 from adaptive.studies.compare.comparison_runs import Outcome, train_all, with_seed
-from adaptive.studies.compare.contenders import Contender
 from benchmarks.study_cells import Setting, Way
 
 Key = tuple[str, str, int]  # setting, label of the way, seed

@@ -1,1 +1,1 @@
-"""The command line, `adaptive-train`: one file per command, which imports little."""
+"""The command line, `adaptive-train`: modules import little until a command runs."""

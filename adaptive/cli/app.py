@@ -24,13 +24,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from adaptive.cli import policies_command
-from adaptive.cli.compare_command import compare
 from adaptive.cli.config_command import config
 from adaptive.cli.data_commands import prepare, vocabulary
 from adaptive.cli.doctor_command import doctor
 from adaptive.cli.output import note, show_anything
 from adaptive.cli.run_command import run
-from adaptive.cli.simulate_command import simulate
+from adaptive.cli.study_commands import compare, simulate
 from adaptive.cli.trained_commands import evaluate, export, predict
 from adaptive.data import ReportBytes, listen_to_reading
 from adaptive.errors import NO_TORCH, AdaptiveError, custom_place, error_text
@@ -77,13 +76,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-def _help(command: Callable[..., None]) -> str:
-    """Return the docstring with each paragraph on one line; rich keeps line breaks."""
-    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
-
-
 for _name, _command in COMMANDS.items():
-    app.command(_name, help=_help(_command), epilog=EXIT_CODES)(_command)
+    _help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(_command.__doc__ or ""))  # rich keeps line breaks
+    app.command(_name, help=_help, epilog=EXIT_CODES)(_command)
 app.add_typer(policies_command.app, name="policies")
 
 

@@ -82,9 +82,14 @@ def sections() -> Iterator[Section]:
 
 def _of_class(model: type[BaseModel], name: str, meaning: str) -> Iterator[Section]:
     """Yield the section of a class, then those of nested classes."""
-    inside = {field: _section_of(info) for field, info in model.model_fields.items()}
-    direct = [(field, info) for field, info in model.model_fields.items() if inside[field] is None]
-    settings = tuple(_setting(name, *entry) for entry in direct if not _is_options(entry))
+    from adaptive.training.settings import OPTIONS, Key
+
+    inside = {field: Key(info.annotation).section for field, info in model.model_fields.items()}
+    settings = tuple(
+        _setting(name, field, info)
+        for field, info in model.model_fields.items()
+        if inside[field] is None and field not in OPTIONS.values()  # dictionaries with the settings of another class
+    )
     yield Section(name, _one_line(meaning), settings)
     for field, section in inside.items():
         if section is not None:
@@ -111,18 +116,6 @@ def _setting(above: str, field: str, info: FieldInfo) -> Setting:
     key = f"{above}.{field}".lstrip(".")
     flags = [flag.name for flag in FLAGS if key == flag.key]
     return Setting(key, _default(info), _allowed(info), info.description or "", flags[0] if flags else "")
-
-
-def _section_of(info: FieldInfo) -> type[BaseModel] | None:
-    kinds = [] if get_origin(info.annotation) is dict else [info.annotation, *get_args(info.annotation)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def _is_options(field: tuple[str, FieldInfo]) -> bool:
-    """True for a dictionary with the settings of another class."""
-    from adaptive.training.settings import OPTIONS
-
-    return field[0] in OPTIONS.values()
 
 
 def _default(info: FieldInfo) -> str:

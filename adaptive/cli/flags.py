@@ -9,14 +9,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
-    from adaptive.studies.compare.contenders import Contender
+    from adaptive.studies.compare import Contender
 
 DATA, TIERS, POLICY, TRAINING, OUTPUT = "Data", "Tiers", "Policy", "Training", "Output"
 
@@ -122,12 +121,7 @@ def _policy_names(incomplete: str) -> list[str]:
 
 
 def load_contenders(
-    policies: str,
-    sets: list[str],
-    values: Mapping[str, object],
-    file: Path | None,
-    *,
-    more: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    policies: str, sets: list[str], values: Mapping[str, object], file: Path | None
 ) -> "list[Contender]":
     """Return the policies of a list with the settings of the command line.
 
@@ -136,14 +130,11 @@ def load_contenders(
         sets: KEY=VALUE.
         values: the command's flags, by parameter.
         file: of `--config`.
-        more: key -> (value, flag) of settings that the command has other options for.
     """
-    from adaptive.studies.compare.contenders import contenders
+    from adaptive.studies.compare import contenders
     from adaptive.training.settings import load_settings
 
     texts, names = given_flags(values)
-    texts |= {key: text for key, (text, _) in more.items()}
-    names |= {key: name for key, (_, name) in more.items()}
 
     def load(label: str, sets: Sequence[str]) -> "TrainConfig":
         flags, flag_names = {**texts, "policy": label}, {**names, "policy": "--policies"}

@@ -39,7 +39,7 @@ def list_policies(as_json: AsJson = False) -> None:
 def show(spec: Spec, as_json: AsJson = False) -> None:
     """Show the description and parameters of a policy or a skip rule."""
     from adaptive.plugins import PARAMETER, installed_rules, load_rule_class
-    from adaptive.studies.compare.contenders import policy_class
+    from adaptive.studies.compare import policy_class
 
     spec = PARAMETER.split(spec)[0]
     cls: type[Policy] | type[SkipRule]
@@ -81,7 +81,7 @@ def check(
     options = {name.removeprefix("policy."): value for name, value in given_sets(sets).items()}
     from adaptive.errors import PolicyError
     from adaptive.plugins import PARAMETER, is_rule, parse_policy
-    from adaptive.studies.compare.contenders import policy_class
+    from adaptive.studies.compare import policy_class
     from adaptive.studies.policy_checks import check_policy, check_rule
 
     note(f"checking {spec}; on a new machine, kernels are compiled first, which takes up to a minute")
@@ -122,15 +122,11 @@ def _check_lines(results: "Sequence[CheckResult]") -> list[str]:
     for result in results:
         names = causes.get(result.reason, [])
         if result.check not in of_many:
-            lines.append(_check_text(result))
+            word = "warn" if result.is_doubtful else "ok" if result.passed else "FAILED"
+            lines.append(f"{word:<6} {result.check}{result.reason and ': '}{result.reason}")
         elif names[:1] == [result.check]:
             lines += [f"FAILED {len(names)} checks: {result.reason}", *(f"         {name}" for name in names)]
     return lines
-
-
-def _check_text(result: "CheckResult") -> str:
-    word = "warn" if result.is_doubtful else "ok" if result.passed else "FAILED"
-    return f"{word:<6} {result.check}{result.reason and ': '}{result.reason}"
 
 
 def _about(name: str, load: Callable[[str], type]) -> dict[str, str]:

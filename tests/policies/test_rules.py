@@ -27,7 +27,7 @@ from adaptive.policies.rules.defer import Defer
 from adaptive.policies.rules.predicted import Predicted
 from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policy import arranges
-from adaptive.studies.compare.contenders import contenders
+from adaptive.studies.compare import contenders
 from adaptive.studies.policy_checks import check_rule
 from adaptive.training.settings import load_settings
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.failing_disk import fails_at_each
@@ -63,6 +63,7 @@ def test_arrays_are_plain_npy_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "weights/rows-0-1.npy", allow_pickle=False), ROWS["0/values"])
 
 
+@settings(max_examples=30)
 @given(
     hnp.arrays(
         dtype=hnp.floating_dtypes(sizes=(16, 32, 64), endianness="<")

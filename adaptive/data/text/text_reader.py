@@ -30,7 +30,10 @@ CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made
 _GZIP_MAGIC = b"\x1f\x8b"
 _BINARY = {
     b"PAR1": ("Parquet", "Read it as --data parquet:PATH."),
-    b"ARROW1": ("an Arrow file", "Write it as Parquet, or pass the table to adaptive.from_frame."),
+    b"ARROW1": (
+        "an Arrow file",
+        "Write it as Parquet, or open the table in Python: adaptive.data.arrow.frames.from_frame.",
+    ),
     b"\x28\xb5\x2f\xfd": ("zstd", "Decompress it with unzstd."),
     b"\xfd7zXZ": ("xz", "Decompress it with unxz."),
     b"BZh91A": ("bzip2", "Decompress it with bunzip2."),

@@ -87,7 +87,9 @@ def _columns(policies: Policies) -> list[Column]:
         ("effective", _field(count_text, "effective_samples")),
         ("weight spread", _field(_hundredths, "weight_spread")),
     ]
-    random: list[Column] = [("against random", _against_random)]
+    random: list[Column] = [
+        ("against random", lambda p: _signed(p.auc_difference_to_random, p.auc_difference_to_random_ci))
+    ]
     return [
         ("policy", _name),
         ("AUC", lambda policy: _with_spread(policy.auc, policy.auc_std)),
@@ -174,10 +176,6 @@ def _accuracy(policy: ComparedPolicy) -> str:
 def _difference(policy: ComparedPolicy) -> str:
     is_none = policy.exact and policy.auc_difference is not None
     return "none" if is_none else _signed(policy.auc_difference, policy.auc_difference_ci)
-
-
-def _against_random(policy: ComparedPolicy) -> str:
-    return _signed(policy.auc_difference_to_random, policy.auc_difference_to_random_ci)
 
 
 def _signed(mean: float | None, bounds: Interval | None) -> str:

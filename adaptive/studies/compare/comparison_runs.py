@@ -32,8 +32,7 @@ from adaptive.storage.durable import write_atomic
 from adaptive.storage.files import parse_json, read_file
 from adaptive.storage.run_directory import RECORD as RUN_RECORD
 from adaptive.storage.run_directory import read_record, versions
-from adaptive.studies.compare import Comparison
-from adaptive.studies.compare.contenders import Contender
+from adaptive.studies.compare import Comparison, Contender
 from adaptive.system import OtherWork
 from adaptive.training.components import open_data
 from adaptive.training.runs import train_run

@@ -197,19 +197,14 @@ def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
         return 0
     remaining, dropped = list[bytes](), 0
     for record, line in _read(path):
-        if _is_after(record, step, evaluation):
+        is_repeated = evaluation and isinstance(record, EvalRecord) and record.step == step
+        if not isinstance(record, RunRecord) and (record.step > step or is_repeated):
             dropped += 1
         else:
             remaining.append(line)
     if sum(map(len, remaining)) != path.stat().st_size:
         write_atomic(path, b"".join(remaining))
     return dropped
-
-
-def _is_after(record: Record, step: int, evaluation: bool) -> bool:
-    if isinstance(record, RunRecord):
-        return False
-    return record.step > step or (evaluation and isinstance(record, EvalRecord) and record.step == step)
 
 
 def from_json(data: Mapping[str, Any]) -> Record:

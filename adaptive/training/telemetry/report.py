@@ -212,6 +212,7 @@ def details_text(summary: RunSummary, totals: RunTotals, table_rows: Mapping[str
     """
     later = summary.samples_per_s_later
     compiled = "" if later is None else f" ({count_text(later)} without the first interval)"
+    numbers = ", ".join(f"{name} {number_text(name, value)}" for name, value in summary.policy_numbers.items())
     lines = [
         f"policy {summary.policy}: {count_text(summary.steps)} steps, {count_text(summary.samples)} samples, "
         f"{count_text(summary.samples_per_s)} samples/s{compiled}",
@@ -220,7 +221,7 @@ def details_text(summary: RunSummary, totals: RunTotals, table_rows: Mapping[str
         f"moved: {count_text(summary.fetched_rows)} rows ({bytes_text(summary.bytes_h2d)}) to the device, "
         f"{count_text(summary.written_back_rows)} rows ({bytes_text(summary.bytes_d2h)}) to the host",
         *_skipped_lines(summary, totals),
-        *_policy_lines(summary),
+        *([f"policy reports: {numbers}"] if numbers else []),
         *_time_lines(summary),
         "",
         *_table_lines(totals.tables, table_rows),
@@ -274,11 +275,6 @@ def _file_lines(summary: RunSummary) -> list[str]:
         return []
     read, written = bytes_text(summary.host_bytes_read), bytes_text(summary.host_bytes_written)
     return [f"host files: {read} read, {written} written during training"]
-
-
-def _policy_lines(summary: RunSummary) -> list[str]:
-    numbers = ", ".join(f"{name} {number_text(name, value)}" for name, value in summary.policy_numbers.items())
-    return [f"policy reports: {numbers}"] if numbers else []
 
 
 def _time_lines(summary: RunSummary) -> list[str]:

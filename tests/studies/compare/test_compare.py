@@ -16,9 +16,9 @@ import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError, PolicyError
+from adaptive.studies.compare import Contender, contenders
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome, claim, with_seed, write_record
-from adaptive.studies.compare.contenders import Contender, contenders
 from adaptive.studies.compare.verdicts import interval, judge, seeds_to_decide
 from adaptive.training.settings import load_settings
 

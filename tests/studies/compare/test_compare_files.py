@@ -11,9 +11,8 @@ from support.toy import toy_config
 from support.toy_runs import train_all
 
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.studies.compare import Comparison
+from adaptive.studies.compare import Comparison, Contender
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
-from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
 from adaptive.training.runs import train_run
 

@@ -15,8 +15,8 @@ import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, DeviceMemoryError, InputError
+from adaptive.studies.compare import Contender
 from adaptive.studies.compare.comparison_runs import Outcome
-from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
 
 

@@ -10,9 +10,9 @@ from support.outcomes import BUDGET, SKIP, by_policy, outcome
 from support.toy import toy_config
 from support.toy_runs import train_all
 
+from adaptive.studies.compare import Contender
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome, claim
-from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import ToAuc, judge
 
 

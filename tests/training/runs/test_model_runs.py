@@ -15,8 +15,8 @@ from support.toy_runs import data_fixture, everything, nothing_is_left_behind, p
 from adaptive import load_run
 from adaptive.errors import ConfigError
 from adaptive.serving import export_run, predict_run, scoring
+from adaptive.studies.compare import Contender
 from adaptive.studies.compare.comparison_runs import claim
-from adaptive.studies.compare.contenders import Contender
 from adaptive.studies.compare.verdicts import judge
 from adaptive.training.components import build
 from adaptive.training.runs import evaluate_run, resume_run, train_run
