@@ -94,8 +94,11 @@ def stream(quick):
 
 
 def compare(command):
-    """Return what `compare` reports of each policy, by the policy's name."""
-    return {policy["policy"]: policy for policy in adaptive_train(f"compare {command}")["policies"]}
+    """Return what `compare` reports of each policy, by the policy's name; warn if others used the cores."""
+    policies = adaptive_train(f"compare {command}")["policies"]
+    if (busy := max(run["others_cpu_share"] or 0.0 for policy in policies for run in policy["runs"])) > 0.1:
+        print(f"warning: other processes used up to {busy:.0%} of the cores, so no claim about speed can be judged")
+    return {policy["policy"]: policy for policy in policies}
 
 
 def bytes_per_step(policy):
