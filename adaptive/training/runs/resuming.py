@@ -42,7 +42,7 @@ from adaptive.training.runs.run_record import Json, check_same_data, config_of, 
 from adaptive.training.runs.state import SavedProgress, restore, saved_progress
 from adaptive.training.runs.training import train_run
 from adaptive.training.settings import leaves
-from adaptive.training.telemetry.jsonl import check_beginning, drop_after
+from adaptive.training.telemetry.jsonl import drop_after
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -256,10 +256,13 @@ def _drop_records(
     place = reached.place
     was_interrupted = place.evaluated != place.total and not was_finished(record, checkpoint.meta["steps"])
     repeats = place.is_evaluated_next(config.steps) or was_interrupted
-    written = reached.metrics
+    written = reached.metrics or 0
     try:
-        if written is not None and written.bytes and os.path.lexists(directory.metrics):
-            check_beginning(directory.metrics, written)
+        if os.path.lexists(directory.metrics) and (size := directory.metrics.stat().st_size) < written:
+            raise CheckpointError(
+                f"expected {written} bytes or more, got {size} ({directory.metrics}). The file is cut; the weights are "
+                "whole. To resume without these records, move the file away"
+            )
         return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=repeats)
     except InputError as error:
         raise CheckpointError(f"{error}. To resume without these records, move the file away") from error

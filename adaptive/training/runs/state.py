@@ -26,7 +26,7 @@ from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.training.components import Components
 from adaptive.training.runs.loop import DataPosition, Loop
-from adaptive.training.telemetry.jsonl import MetricsFile, Written, from_json, to_json
+from adaptive.training.telemetry.jsonl import MetricsFile, from_json, to_json
 from adaptive.training.telemetry.record import EvalRecord
 from adaptive.training.telemetry.recorder import Recorder, RecorderState
 
@@ -176,7 +176,7 @@ class SavedProgress(BaseModel):
     file_bytes: dict[str, int]
     device_rows: int = Field(ge=0)
     evaluations: list[dict[str, Any]]
-    metrics: Written | None  # None: this rank writes no metrics.jsonl
+    metrics: int | None  # bytes of metrics.jsonl; None: this rank writes none
 
 
 def content(components: Components, recorder: Recorder, loop: Loop) -> Checkpoint:

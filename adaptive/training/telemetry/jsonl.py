@@ -4,7 +4,6 @@ Each line has a `kind`: "run" (the first line), "interval", "eval", "resume". Nu
 written as null.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -16,9 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
-from adaptive.errors import CheckpointError, InputError
+from adaptive.errors import InputError
 from adaptive.storage.durable import write_atomic
 from adaptive.storage.files import parse_json
 from adaptive.training.telemetry.record import (
@@ -33,7 +31,6 @@ from adaptive.training.telemetry.record import (
 
 SCHEMA: Final = 1
 MAX_WAITING: Final = 1000  # lines in memory while the disk fails; about 10 MB with 26 tables
-_BLOCK: Final = 2**20
 
 _KINDS: Final[dict[str, type[Record]]] = {
     "run": RunRecord,
@@ -62,7 +59,6 @@ class MetricsFile:
         self.lost = 0
         self._waiting: deque[bytes] = deque()
         self._whole: int | None = None  # bytes of complete lines in the file; unknown before the first write
-        self._digest = hashlib.sha256()  # of these bytes
 
     def write(self, record: Record) -> None:
         """Append a record and those that wait."""
@@ -102,27 +98,16 @@ class MetricsFile:
             self._look()
             return
         self._whole = whole + len(data)
-        self._digest.update(data)
 
     def _look(self) -> int:
-        """Count and hash the complete lines in the file; return their bytes."""
+        """Count the complete lines in the file; return their bytes."""
         content = self.path.read_bytes() if self.path.exists() else b""
-        content = content[: content.rfind(b"\n") + 1]
-        self._whole, self._digest = len(content), hashlib.sha256(content)
-        return len(content)
+        self._whole = content.rfind(b"\n") + 1
+        return self._whole
 
-    def written(self) -> "Written":
-        """Return length and digest of the file so far."""
-        return Written(bytes=self._whole or 0, sha256=self._digest.hexdigest())
-
-
-class Written(BaseModel):
-    """Length and digest of the beginning of a `metrics.jsonl`, for `check_beginning`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    bytes: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    def written(self) -> int:
+        """Return the bytes of the file so far."""
+        return self._whole or 0
 
 
 def to_line(record: Record) -> bytes:
@@ -240,22 +225,3 @@ def _histogram(data: dict[str, Any]) -> Histogram:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
-
-
-def check_beginning(path: Path, written: Written) -> None:
-    """Raise CheckpointError unless the file begins with the lines that the run wrote."""
-    missing, digest = written.bytes, hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            while missing and (part := file.read(min(missing, _BLOCK))):
-                digest.update(part)
-                missing -= len(part)
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a regular file, got {error.strerror}") from error
-    if missing or digest.hexdigest() != written.sha256:
-        difference = f"{written.bytes} bytes or more, got {size}" if missing else "the lines of this run, got others"
-        raise CheckpointError(
-            f"expected {difference} ({path}). The file is cut or damaged; the weights are not. To resume without these "
-            "records, move the file away"
-        )
