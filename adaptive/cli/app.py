@@ -46,8 +46,8 @@ SYNONYMS = {
     "serve": "export",
 }
 EXIT_CODES = (
-    "Exit codes: 0 success, 1 bug or error in a custom model, 2 usage or configuration, 3 bad input data, "
-    "4 unusable saved weights, "
+    "Exit codes: 0 success, 1 bug, error in a custom model or findings of doctor --data, 2 usage or configuration, "
+    "3 bad input data, 4 unusable saved weights, "
     "5 failing disk of the host tier, 6 output directory in use or not empty, 7 device memory too small, "
     "8 loss or gradient not finite, 9 policy failed, 10 another rank failed, 129 hung up, 130 interrupted, "
     "143 terminated."

@@ -94,6 +94,8 @@ NoRanks = Annotated[int | None, _option("--ranks", None, STUDY, hidden=True,
 PreparedFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
     help="New folder for the prepared data.")]
 PreparedData = Annotated[str, _option("--data", "SPEC", DATA, help="Data set, as for `run`.")]
+ExaminedData = Annotated[str | None, _option("--data", "SPEC", DATA, show_default=False,
+    help="Examine this data set, as for `run`, instead of the machine.")]
 Schema = Annotated[Path | None, _option("--schema", "FILE", DATA, help="Schema of csv:PATH or parquet:PATH.")]
 VocabularyPlace = Annotated[Path, typer.Argument(metavar="RUN",
     help="Run directory, prepared data, or the folder of a vocabulary.")]

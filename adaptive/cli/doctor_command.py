@@ -1,27 +1,53 @@
-"""`adaptive-train doctor`: report this machine and installation, and their problems."""
+"""`adaptive-train doctor`: report this machine and installation, or some data, and their problems."""
 
 import os
 import platform
 import shutil
 import stat
 import sysconfig
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from adaptive.cli import command_options as options
-from adaptive.cli.output import key_lines, print_result
-from adaptive.errors import NO_TORCH
+from adaptive.cli.output import key_lines, own_stdout, print_result
+from adaptive.errors import NO_TORCH, printable
 from adaptive.system import SPINNING, available_bytes, usable_cores
 from adaptive.training.telemetry.formatting import bytes_text
+
+if TYPE_CHECKING:
+    from adaptive.data.findings import Finding
 
 PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
 
 
-def doctor(as_json: options.AsJson = False) -> None:
-    """Report versions, processor, memory, GPU, kernel cache, policies and problems."""
+_WIDTHS = (29, 22, 20, 23)  # of the columns of the table of findings
+
+
+def doctor(
+    data: options.ExaminedData = None,
+    schema: options.Schema = None,
+    config: options.Config = None,
+    sets: options.Sets = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Report versions, processor, memory, GPU, kernel cache, policies and problems; with --data, faults of the data.
+
+    With --data, the first million rows are read as `run` reads them. The table says for each finding what it is, where,
+    why it hurts and the setting that mends it, the worst first. The exit code is then 1 if there is a finding.
+    """
+    if data is not None:
+        _examine(data, schema, config, sets, as_json=as_json)
+        return
+    if schema or config or sets:
+        raise typer.BadParameter("expected --data SPEC with --schema, --config and --set, got none")
     versions = {"python": platform.python_version(), "system": platform.platform()}
     versions |= {name: _version(name) or "not installed" for name in PACKAGES}
     facts: dict[str, Any] = {"versions": versions}
@@ -35,6 +61,34 @@ def doctor(as_json: options.AsJson = False) -> None:
         problems += _problems(facts)
     table = "\n".join([*key_lines(facts), "", *(problems or ["no problems found"])])
     print_result({"schema": 1, **facts, "problems": problems}, table=table, as_json=as_json)
+
+
+def _examine(data: str, schema: Path | None, config: Path | None, sets: Sequence[str] | None, *, as_json: bool) -> None:
+    """Print what is wrong with some data; exit with 1 if anything is."""
+    from adaptive.data.data_options import DataOptions
+    from adaptive.studies.data_doctor import examine_data
+    from adaptive.training.settings import load_settings
+
+    flags = {"data": data, **({"data.schema_path": str(schema)} if schema is not None else {})}
+    names = {"data": "--data", "data.schema_path": "--schema"}
+    settings, _ = load_settings(file=config, sets=sets or (), flags=flags, flag_names=names, environ=os.environ)
+    with own_stdout():
+        rows, findings = examine_data(settings.data, DataOptions.model_validate(settings.data_options))
+    head = f"{len(findings) or 'no'} finding{'s' * (len(findings) != 1)} in {rows:,} rows"
+    result = {"schema": 1, "rows": rows, "findings": [asdict(finding) for finding in findings]}
+    print_result(result, table="\n".join([head, *_table(findings)]), as_json=as_json)
+    if findings:
+        raise typer.Exit(1)
+
+
+def _table(findings: "Sequence[Finding]") -> Iterator[str]:
+    """Yield lines of a table with wrapped cells."""
+    rows = [(one.what, one.where, one.why, one.mend) for one in findings]
+    for row in [("finding", "where", "why it hurts", "what mends it"), *rows] if rows else []:
+        yield ""
+        cells = [textwrap.wrap(printable(cell), width) for cell, width in zip(row, _WIDTHS, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            yield "  ".join(part.ljust(width) for part, width in zip(parts, _WIDTHS, strict=True)).rstrip()
 
 
 def _version(name: str) -> str | None:

@@ -2,18 +2,21 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError, suggestion
+
+if TYPE_CHECKING:
+    from adaptive.data.rows.row_dataset import RowData
 
 
 class Kind(NamedTuple):
     """A kind of data: its function, and the settings that it does not accept, with a reason."""
 
     module: str
-    function: str  # (paths, options, run_dir) -> Dataset
+    function: str  # (paths, options, run_dir) -> Dataset | RowData
     refused: tuple[str, ...] = ()
     reason: str = ""
 
@@ -57,15 +60,22 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         ConfigError: if the spec or a setting is wrong.
         InputError: if files are missing, or bad and must be read at once (`holdout`, vocabularies).
     """
+    opened = open_source(spec, options, run_dir=run_dir)
+    return opened if isinstance(opened, Dataset) else opened.dataset(options, run_dir)
+
+
+def open_source(spec: str, options: DataOptions, *, run_dir: Path | None = None) -> "Dataset | RowData":
+    """Open a data set, but of rows only the beginning of their files; arguments and errors as for `open_dataset`."""
     name, _, paths = spec.partition(":")
     if spec not in BUILT_IN and not (name in FILE_KINDS and paths):
         kinds = ", ".join((*BUILT_IN, *(f"{kind}:PATH" for kind in FILE_KINDS)))
         raise ConfigError(f"data: expected one of {kinds}, got {spec!r}{_meant(spec)}")
     kind = _KINDS[name]
     options.refuse(f"data {name}:", kind.refused, kind.reason)
-    dataset = getattr(import_module(f"adaptive.data.{kind.module}"), kind.function)(paths, options, run_dir)
-    assert isinstance(dataset, Dataset)
-    return dataset
+    opened: Dataset | RowData = getattr(import_module(f"adaptive.data.{kind.module}"), kind.function)(
+        paths, options, run_dir
+    )
+    return opened
 
 
 def _meant(spec: str) -> str:

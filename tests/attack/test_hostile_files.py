@@ -8,8 +8,8 @@ from support.attacks import at_once, attack, copied, told
 from support.interrupted import small_world
 
 from adaptive.data.data_options import DataOptions
+from adaptive.data.open import open_dataset
 from adaptive.data.rows.vocabularies import load_vocabulary
-from adaptive.data.text.delimited import open_csv
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import CheckpointError, ConfigError, OutputError
 from adaptive.training.runs import evaluate_run, resume_run
@@ -45,7 +45,7 @@ def test_a_vocabulary_that_cannot_be_written_names_its_place(tmp_path: Path) -> 
     for place in ("/proc/self", "/dev/zero"):
         options = DataOptions(schema_path=tmp_path / "s.toml", vocabulary_path=Path(place))
         with pytest.raises((OutputError, ConfigError), match=place):
-            open_csv(str(tmp_path / "data.csv"), options, None)
+            open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
 
 
 def test_a_run_without_its_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_the_system_refuses_is_told_with_its_name(kind: str) -> None:
         lambda: load_settings(file=path),
         lambda: load_schema(path),
         lambda: load_vocabulary(path, "user"),
-        lambda: open_csv(str(path), DataOptions(schema_path=path), None),
+        lambda: open_dataset(f"csv:{path}", DataOptions(schema_path=path)),
         lambda: resume_run(path),
     ):
         with at_once():

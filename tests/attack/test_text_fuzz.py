@@ -10,8 +10,8 @@ from support.attacks import Campaign, attack
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
+from adaptive.data.open import open_dataset
 from adaptive.data.rows.row_source import Column, RowFormat
-from adaptive.data.text.delimited import open_criteo
 from adaptive.errors import InputError
 
 pytestmark = attack
@@ -96,7 +96,7 @@ def test_a_time_with_an_exponent_in_its_fraction_is_a_bad_value(text: str, tmp_p
 def test_a_criteo_file_whose_first_line_has_no_label(tmp_path: Path) -> None:
     inputs = "\t".join(["1"] * 13 + ["ff"] * 26)
     (tmp_path / "day").write_text(f"{inputs}\n1\t{inputs}\n")
-    dataset = open_criteo(str(tmp_path / "day"), DataOptions(), None)
+    dataset = open_dataset(f"criteo:{tmp_path / 'day'}", DataOptions())
     with pytest.raises(
         InputError, match=r"expected a label column to train with, got a first line without one\. Correct"
     ):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,29 @@ def test_doctor_compares_bits_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> No
     assert check_copy(torch.device("cpu")) == "failed: copied rows differ"
     monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.copy_rows", None)
     assert check_copy(torch.device("cpu")).startswith("failed: TypeError")
+
+
+def test_findings_of_data_and_their_exit_code(cli: Cli) -> None:
+    """All inputs are large, and half of the rows are equal."""
+    Path("schema.toml").write_text(
+        'label = {column = "click"}\ndense = [{columns = ["price"]}]\ncategorical = [{columns = ["user"]}]\n'
+    )
+    words = ("doctor", "--data", "csv:data.csv", "--schema", "schema.toml")
+    for scale, code in ((1, 0), (10_000, 1)):
+        rows = [f"{n % 3 % 2},{n},{n % 7 * scale}\n" for n in range(90)]
+        Path("data.csv").write_text("click,user,price\n" + "".join(rows + rows * (code == 1)))
+        result = cli(*words, "--set", "data.hash_rows=200")
+        assert result.code == code
+    lines = result.out.splitlines()
+    assert lines[:2] == ["2 findings in 180 rows", ""] and max(map(len, lines)) <= 100
+    assert lines[2].split("  ")[0] == "finding" and lines[2].endswith("what mends it")
+    assert "price (3.6e+04)" in result.out and "data.csv:92" in result.out
+    result = cli(*words, "--json")
+    found = json.loads(result.out)["findings"]
+    assert result.code == 1 and [finding["kind"] for finding in found] == ["unscaled", "duplicates"]
+    assert list(found[0]) == ["kind", "what", "where", "why", "mend"]
+
+
+def test_settings_without_data_are_refused(cli: Cli) -> None:
+    result = cli("doctor", "--schema", "schema.toml")
+    assert result.code == 2 and "expected --data SPEC" in result.err

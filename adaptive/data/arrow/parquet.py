@@ -23,10 +23,9 @@ from adaptive.data.arrow.arrow_values import (
     report_damage,
 )
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset
 from adaptive.data.rows.data_files import DataFile, find_parts
 from adaptive.data.rows.rejects import RejectLog
-from adaptive.data.rows.row_dataset import Opened, open_rows
+from adaptive.data.rows.row_dataset import Opened, RowData
 from adaptive.data.text.schema import delimited_only, required_schema
 from adaptive.errors import InputError
 
@@ -37,7 +36,7 @@ _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def open_parquet(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
+def open_parquet(paths: str, options: DataOptions, run_dir: Path | None) -> RowData:
     """Open the data set `parquet:PATH[,PATH...]`."""
     schema = delimited_only("data parquet", required_schema("parquet", options.schema_path))
     types.pyarrow_or_error("data parquet")
@@ -51,7 +50,7 @@ def open_parquet(paths: str, options: DataOptions, run_dir: Path | None) -> Data
     log = RejectLog(tuple(piece.name for piece in pieces), options, run_dir, unit="rows")
     source = ArrowSource(files, tuple(pieces), (form,) * len(pieces), log)
     count = sum(len(content.groups) for content in opened[:num_train])
-    return open_rows(Opened.of(source, count), plan, options, run_dir=run_dir)
+    return RowData(Opened.of(source, count), plan)
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ _SHOWN = 20
 _TEXT_BYTES = 200
 _SHOWN_CHARACTERS = 60
 _UUIDS = "Ids in 16 bytes, such as UUIDs, are read as texts or as Arrow's type uuid."
-_MEANINGS = {
+MEANINGS = {
     "empty": "the line is empty. Empty lines never stop a run.",
     "overlong": "the line is longer than max_line_bytes. Raise data.max_line_bytes, or check the line ends.",
     "nul": "the line holds a NUL byte. Write the file again, as UTF-8 text. " + _UUIDS,
@@ -124,6 +124,7 @@ class RejectLog:
         self._header_lines, self._unit = header_lines, unit
         self._seen = [header_lines] * len(files)  # lines counted of each file, including headers
         self._first: list[tuple[str, str]] = []  # cause and description of the lines that are shown
+        self._first_of: dict[str, str] = {}  # description of the first line of each cause
         self._first_line = False  # True if the first line of a file is bad
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -141,6 +142,11 @@ class RejectLog:
     def causes_text(self) -> str:
         """Return a text such as `5 label, 2 columns`; empty if no line is bad."""
         return ", ".join(f"{count:,} {cause}" for cause, count in self._counts.most_common())
+
+    def first_of(self, cause: str) -> tuple[str, str]:
+        """Return the place of the first line that is bad for a cause, and what was expected and is there."""
+        place, _, description = self._first_of[cause].partition(": ")
+        return place, description
 
     def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
         """Count the lines of a file up to `last_line`, and the new bad lines `bad`.
@@ -169,6 +175,8 @@ class RejectLog:
         name, written = self._files[file], self._counts.total()
         for entry in bad:
             self._counts[entry.cause] += 1
+            if entry.cause not in self._first_of:
+                self._first_of[entry.cause] = entry.described(printable(name))
             self._first_line |= entry.line == 1 and bool(entry.column)
             if len(self._first) < _SHOWN:
                 self._first.append((entry.cause, entry.described(printable(name))))
@@ -200,7 +208,7 @@ class RejectLog:
             f"{first}. {number:,} of {self.num_lines:,} {self._unit} read so far are bad "
             f"({self.causes_text()}); data.{setting} = {limit:g} allows fewer.",
             *(f"  {line}" for _, line in self._first if line != first),
-            *(f"{cause}: {_MEANINGS[cause]}" for cause, _ in self._counts.most_common()),
+            *(f"{cause}: {MEANINGS[cause]}" for cause, _ in self._counts.most_common()),
         ]
         if self._first_line and self._unit == "lines":
             lines.append("Line 1 may be a header: remove it, or set header = true in the schema.")

@@ -1,6 +1,7 @@
 """`RowDataset`: batches of rows of any file format, and `open_rows`, which opens it."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, Origin
 from adaptive.config import KeyRules
 from adaptive.data import PartRead
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature, require_batches
+from adaptive.data.findings import SHORT, Categories, Finding, Sample, urgent_findings
 from adaptive.data.rows.batcher import (
     Batcher,
     Direct,
@@ -54,8 +56,9 @@ from adaptive.storage.durable import write_failed
 
 logger = logging.getLogger("adaptive.data")
 
-_LARGE = 100.0  # root mean square from which an input costs AUC: 0.003 at 100, 0.01 at 1,000, all of it at 10,000
 _COUNTED_BYTES = 1 << 26  # on disk; rows of files up to this size are counted on request
+_WARNINGS = 2  # of the first rows; `doctor` has all findings
+_SETTINGS = {"direct": "num_embeddings", "hashed": "hash_rows", "fitted": "", "keyed": "capacity"}
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,32 @@ class RowPlan:
     weight: int | None = None
 
 
+def sample_of(block: Block, source: RowSource, plan: RowPlan, most: int = sys.maxsize) -> Sample:
+    """Return the first rows of a block that was just read, at most `most`; arrays may be views."""
+    n, columns, dense = min(block.num_rows, most), block.columns, block.columns.dense
+    is_input = np.arange(dense.shape[1]) != (-1 if plan.weight is None else plan.weight)
+    categories = []
+    for item in plan.features:
+        if item.is_bag:
+            keys, ends = bag_column(block, item.slot, item.padding)
+        else:
+            present = columns.present[item.slot, :n]
+            keys, ends = columns.keys[item.slot, :n][present], np.cumsum(present)
+        ends = ends[:n]
+        rule = _SETTINGS[item.rule.kind], item.rule.size, item.rule.keys
+        keys = keys[: ends[-1]] if n else keys
+        categories.append(Categories(item.name, item.table, keys, ends, *rule))
+    return Sample(
+        columns.labels[:n],
+        dense[:n, is_input],
+        source.formats[0].dense_names,
+        np.array([transform != "none" for transform in plan.transforms], np.bool_)[is_input],
+        tuple(categories),
+        columns.times[:n] if plan.has_times else None,
+        Origin(source.names(), block.file_index[:n], columns.lines[:n]),
+    )
+
+
 class Opened(NamedTuple):
     """A source, and the numbers of its pieces for training and for evaluation."""
 
@@ -122,6 +151,20 @@ class Opened(NamedTuple):
     @classmethod
     def of(cls, source: RowSource, num_train: int) -> "Opened":
         return cls(source, tuple(range(num_train)), tuple(range(num_train, len(source.pieces))))
+
+
+class RowData(NamedTuple):
+    """Rows before anything but the beginning of their files is read, and what was found there."""
+
+    opened: Opened
+    plan: RowPlan
+    finding: Finding | None = None
+
+    def dataset(self, options: DataOptions, run_dir: Path | None) -> "RowDataset":
+        """Return the data set; see `open_rows`. Logs the finding."""
+        if self.finding is not None:
+            logger.warning("%s", self.finding)
+        return open_rows(self.opened, self.plan, options, run_dir=run_dir)
 
 
 @dataclass(frozen=True)
@@ -171,11 +214,7 @@ class RowDataset(Dataset):
             has_times=by_time,
             weight=plan.weight,
         )
-        self._unscaled = [
-            name
-            for name, transform in zip(_dense_columns(source), plan.transforms, strict=True)
-            if transform == "none" and name in self.dense_names
-        ]
+        self._plan, self._is_examined = plan, False
         self._num_train, self._may_be_empty = parts.num_train, False
         self._part_read: PartRead | None = None
 
@@ -194,11 +233,11 @@ class RowDataset(Dataset):
                     "one. Correct that line if later ones have labels, or evaluate on the file: data.eval_data."
                 )
         options = self._options
-        read: Callable[[int], Iterator[Batch]] = partial(self._in_order, part)
+        read: Callable[[int], Iterator[Batch]] = partial(self._in_order, part, look=self._warn)
         if options.drop_negatives:
             read = without_negatives(read, options.drop_negatives, options.seed)
         batches = in_blocks(read, batch_size, shuffle_buffer=options.shuffle_buffer, seed=options.seed, epoch=epoch)
-        return self._noting_large(self._required(batches, "to train on", range(len(self._source.pieces))))
+        return self._required(batches, "to train on", range(len(self._source.pieces)))
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Return batches of the evaluation part in file order; labels are NaN if a file has none."""
@@ -215,22 +254,14 @@ class RowDataset(Dataset):
         """
         self._parts = replace(self._parts, evaluation=self._parts.train)
         self._may_be_empty = True
-        self._unscaled = self._unscaled if is_first else []
+        self._is_examined = not is_first
 
-    def _noting_large(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches; log one warning if dense inputs of the first one are large as they are."""
-        for batch in batches:
-            if self._unscaled:
-                sizes = np.sqrt(np.square(batch.dense, dtype=np.float64).mean(axis=0))
-                size_of = dict(zip(self.dense_names, sizes.tolist(), strict=True))
-                if large := [f"{name} ({size_of[name]:.2g})" for name in self._unscaled if size_of[name] >= _LARGE]:
-                    logger.warning(
-                        "expected dense inputs of size 1 or so, got %s, which train badly. Set transform = 'standard' "
-                        "or 'log' for them in the schema",
-                        ", ".join(large[:5]) + (" ..." if len(large) > 5 else ""),
-                    )
-                self._unscaled = []
-            yield batch
+    def _warn(self, block: Block) -> None:
+        """Log the worst findings of the first rows, once."""
+        if not self._is_examined:
+            self._is_examined = True
+            for finding in urgent_findings(sample_of(block, self._source, self._plan, SHORT))[:_WARNINGS]:
+                logger.warning("%s", finding)
 
     def _required(self, batches: Iterator[Batch], purpose: str, pieces: Sequence[int]) -> Iterator[Batch]:
         if self._may_be_empty:
@@ -244,7 +275,9 @@ class RowDataset(Dataset):
             ),
         )
 
-    def _in_order(self, part: Split, batch_size: int) -> Iterator[Batch]:
+    def _in_order(
+        self, part: Split, batch_size: int, *, look: Callable[[Block], None] = lambda block: None
+    ) -> Iterator[Batch]:
         def note(read: PartRead) -> None:
             self._part_read = read
 
@@ -252,6 +285,7 @@ class RowDataset(Dataset):
         threads = self._options.threads(self._source.MOST_THREADS)
         with closing(read_part(self._source, part, rows, threads=threads, report=note)) as blocks:
             for block in blocks:
+                look(block)
                 yield from self._batcher.batches(block, batch_size)
 
     def part_read(self) -> PartRead | None:

@@ -6,7 +6,6 @@ columns: the test set of the competition) get labels NaN, for predictions only. 
 in facebookresearch/dlrm, and missing ones 0. Data options map categories to rows.
 """
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -20,10 +19,11 @@ import numpy as np
 from adaptive.config import KeyRules
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
+from adaptive.data.findings import Finding
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text_fields import parse_iso_time
 from adaptive.data.rows.data_files import DataFile, find_files
-from adaptive.data.rows.row_dataset import FeaturePlan, RowDataset, RowPlan, RowRule, open_rows
+from adaptive.data.rows.row_dataset import FeaturePlan, RowData, RowPlan, RowRule
 from adaptive.data.rows.row_source import Column, RowFormat, key_of
 from adaptive.data.text.schema import (
     DEFAULT_LENGTH,
@@ -37,15 +37,13 @@ from adaptive.data.text.text_reader import first_line, first_lines, open_text_fi
 from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError, suggestion
 
-logger = logging.getLogger("adaptive.data")
-
 MOST_COLUMNS = 10_000
 _FLOAT: Final = re.compile(r"-?[0-9]+(\.[0-9]*(e\+?[0-9]+)?|e\+?[0-9]+)", re.I)
 NO_DATA = {"width", "dtype", "capacity", *KeyRules.model_fields}  # settings of a category that change no sample
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
 
-def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
+def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset | RowData:
     """Open the data set `csv:PATH[,PATH...]`."""
     schema = required_schema("csv", options.schema_path)
     if isinstance(schema, UserItemsSchema):
@@ -60,15 +58,14 @@ def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset:
             raise InputError(
                 f"{file.path}:1: expected the header of the first file, {names}, got {header}. Use equal columns."
             )
-        if file == files[0]:
-            _warn_of_float_texts(file, form)
         return form
 
-    return open_rows(open_text_files(paths, options, run_dir, format_of=format_of), plan, options, run_dir=run_dir)
+    opened = open_text_files(paths, options, run_dir, format_of=format_of)
+    return RowData(opened, plan, _find_float_text(files[0], form))
 
 
-def _warn_of_float_texts(file: DataFile, form: RowFormat) -> None:
-    """Warn of ids of kind 'string' that were floats before they became texts, by the first lines.
+def _find_float_text(file: DataFile, form: RowFormat) -> Finding | None:
+    """Find ids of kind 'string' that were floats before they became texts, by the first lines.
 
     A text such as 4.873214862074861e+18 stands for several ids. Public data have such columns, so it is no error.
     """
@@ -82,13 +79,9 @@ def _warn_of_float_texts(file: DataFile, form: RowFormat) -> None:
         for column, value in values:
             for text in value.strip(form.quote or None).split(column.inner or None):
                 if _FLOAT.fullmatch(text) and 2.0**53 <= abs(float(text)) < 2.0**64:
-                    logger.warning(
-                        "%s:%d: expected ids for %s, got %r, a float. Floats from 2^53 on stand for several whole "
-                        "numbers, so ids merge. Write whole numbers; pandas keeps those with gaps as Int64: "
-                        "frame.astype({'user': 'Int64'}).",
-                        *(file.path, line, column.name, text),
-                    )
-                    return
+                    what = f"expected ids for {column.name}, got {text!r}, a float"
+                    return Finding.of("float ids", what, f"{file.path}:{line}")
+    return None
 
 
 def describe(
@@ -398,7 +391,7 @@ _INPUTS = tuple(Column(f"I{i + 1}", kernels.DENSE_INTEGER) for i in range(NUM_DE
 )
 
 
-def open_criteo(paths: str, options: DataOptions, run_dir: Path | None) -> RowDataset:
+def open_criteo(paths: str, options: DataOptions, run_dir: Path | None) -> RowData:
     """Open the data set `criteo:PATH[,PATH...]`."""
 
     def format_of(file: DataFile) -> RowFormat:
@@ -409,4 +402,4 @@ def open_criteo(paths: str, options: DataOptions, run_dir: Path | None) -> RowDa
     opened, rule = open_text_files(paths, options, run_dir, format_of=format_of), RowRule.of(options)
     features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "hex") for i in range(NUM_CATEGORIES))
     identity: dict[str, object] = {"format": "criteo", "rows": rule.kind, "rows_setting": rule.size}
-    return open_rows(opened, RowPlan(features, ("log",) * NUM_DENSE, None, identity), options, run_dir=run_dir)
+    return RowData(opened, RowPlan(features, ("log",) * NUM_DENSE, None, identity))

@@ -131,4 +131,4 @@ def test_large_inputs_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCa
             data = open_dataset(f"csv:{tmp_path}/a.csv", options)
             list(data.train(7)), list(data.train(7))
         assert len(caplog.records) == wanted
-    assert "got big (1.9e+06), which train badly. Set transform = 'standard' or 'log'" in caplog.text
+    assert "got big (1.9e+06): they train badly. Set transform = 'standard' or 'log'" in caplog.text

@@ -417,7 +417,7 @@ def test_an_unreadable_file_is_not_reported_as_missing(tmp_path, monkeypatch):
 
 
 def test_every_cause_has_a_meaning():
-    assert set(rejects._MEANINGS) == set(kernels.CAUSES) - {""}
+    assert set(rejects.MEANINGS) == set(kernels.CAUSES) - {""}
 
 
 def test_the_share_of_bad_lines_is_judged_at_the_end_of_a_pass(tmp_path):
