@@ -166,7 +166,7 @@ def test_locations_are_sent_once_for_forward_and_update(lookups: str) -> None:
 
 
 def plan_of(embeddings: TieredEmbeddingBag, number: int) -> Any:
-    (plan,) = next(ready.sent for ready in embeddings.runtime.pipeline.in_flight() if ready.number == number)
+    (plan,) = next(ready.device_plans for ready in embeddings.runtime.pipeline.in_flight() if ready.number == number)
     return plan
 
 
