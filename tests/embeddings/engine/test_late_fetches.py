@@ -115,7 +115,7 @@ class Looks:
         assert np.array_equal(self.embeddings.rows.table_weights("t"), expected)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     stream=streams(),
     depth=st.integers(0, 4),

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,11 @@ def run(threads: int, policy: type[Policy], depth: int, device: str = "cpu") -> 
     return plans, dict(embeddings.rows.state_arrays())
 
 
+@cache
+def run_alone(policy: type[Policy], depth: int, device: str = "cpu") -> tuple[list[Any], dict[str, Any]]:
+    return run(1, policy, depth, device)
+
+
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     threads=st.integers(2, 9),
@@ -238,7 +244,7 @@ def run(threads: int, policy: type[Policy], depth: int, device: str = "cpu") -> 
     device=st.sampled_from(["cpu", "cpu-torch"]),
 )
 def test_plans_are_equal_for_any_number_of_threads(threads: int, policy: type[Policy], depth: int, device: str) -> None:
-    one, many = run(1, policy, depth, device), run(threads, policy, depth, device)
+    one, many = run_alone(policy, depth, device), run(threads, policy, depth, device)
     assert len(one[0]) == len(many[0]) > 0
     assert all(map(np.array_equal, one[0], many[0]))
     assert one[1].keys() == many[1].keys()
@@ -253,7 +259,7 @@ def test_plans_are_equal_for_any_number_of_threads(threads: int, policy: type[Po
     shared=st.integers(1, 2),
 )
 def test_plans_are_equal_if_the_training_thread_makes_them(policy: type[Policy], depth: int, shared: int) -> None:
-    expected = run(1, policy, depth)
+    expected = run_alone(policy, depth)
     before = numba.get_num_threads()
     numba.set_num_threads(min(shared, numba.config.NUMBA_NUM_THREADS))
     try:
