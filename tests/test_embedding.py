@@ -22,7 +22,7 @@ from support.helpers import (
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.pooled_vectors import PooledVectors
+from adaptive.embeddings.planned_batch import PooledVectors
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam

@@ -39,12 +39,11 @@ from adaptive.embeddings.checks import (
 )
 from adaptive.embeddings.engine.statistics import Statistics, StatisticsCollector
 from adaptive.embeddings.engine.tiered_group import TieredGroup
-from adaptive.embeddings.planned_batch import GroupBatch, LookAhead, Planned
+from adaptive.embeddings.planned_batch import GroupBatch, LookAhead, Planned, PooledVectors, PoolRows
 from adaptive.embeddings.planning.access_events import HashedView
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.lookups import check_batch
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.embeddings.pooled_vectors import PooledVectors, PoolRows
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.tiered_embedding_bag import DEFAULT_OPTIMIZER, TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError

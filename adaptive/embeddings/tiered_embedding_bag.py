@@ -26,10 +26,9 @@ from adaptive.embeddings.engine.build import SizedEngine, begin_hot_sets, build_
 from adaptive.embeddings.engine.lookahead import LookAheadPass
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
-from adaptive.embeddings.planned_batch import BatchSteps, GroupBatch, LookAhead, Planned
+from adaptive.embeddings.planned_batch import BatchSteps, GroupBatch, LookAhead, Planned, PooledVectors, PoolRows
 from adaptive.embeddings.planning.access_events import HashedView, RowView
 from adaptive.embeddings.planning.layout import Share
-from adaptive.embeddings.pooled_vectors import PooledVectors, PoolRows
 from adaptive.embeddings.row_store import RowStore
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.errors import ConfigError

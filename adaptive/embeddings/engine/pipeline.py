@@ -24,8 +24,7 @@ from adaptive.embeddings.engine.tiered_group import LateFetches, TieredGroup, ta
 from adaptive.embeddings.planning.access_events import AccessNotifier
 from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead, check_batch, plan_threads
-from adaptive.embeddings.planning.parts import GroupPart, describe_parts
-from adaptive.embeddings.planning.plan import GroupPlan, UpdateSizes
+from adaptive.embeddings.planning.plan import GroupPart, GroupPlan, UpdateSizes, describe_parts
 from adaptive.embeddings.planning.planner import SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
@@ -406,7 +405,7 @@ class Pipeline:
         if not batch.part_sizes or not pools_parts:
             return []
         return [
-            describe_parts(tiered.group, batch, plan, changes)
+            describe_parts(tiered.group, batch, plan, changes.admitted)
             for tiered, plan, changes in zip(self.tiered_groups, plans, slot_changes, strict=True)
         ]
 

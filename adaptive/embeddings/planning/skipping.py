@@ -21,8 +21,7 @@ from adaptive.embeddings.planning.books import Tracker
 from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import Deferred, Feedback, no_rows
-from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.embeddings.planning.row_stats import StatsSource
+from adaptive.embeddings.planning.policy_calls import PolicyCaller, StatsSource
 from adaptive.kernels.planning import hot_set
 from adaptive.kernels.planning.books import UPDATE, Entered
 from adaptive.kernels.planning.lookups import Distinct
