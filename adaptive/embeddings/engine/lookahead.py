@@ -392,7 +392,7 @@ class _Worker(Generic[T]):
                 self._afterwards()
 
     def _hand_over(self, item: T) -> None:
-        self._judge_busy()
+        self._measure_load()
         if not self._counted and (self._has_many(item) or self._pipeline.is_busy):
             count_as_thread()
             self._counted = True
@@ -402,7 +402,7 @@ class _Worker(Generic[T]):
         """True if the thread's work with this item alone takes milliseconds."""
         return False
 
-    def _judge_busy(self) -> None:
+    def _measure_load(self) -> None:
         """Note if this thread had work most of the time; after every `BUSY_BATCHES` batches but the first, slow ones.
 
         If it has, OpenMP threads that spin take a core from it; if not, spinning starts their loops sooner. No number

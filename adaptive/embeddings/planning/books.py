@@ -41,7 +41,7 @@ ORDERS: Final = (("accesses",), ("last_access",), ("accesses", "last_access"), (
 SLOT_BYTES, FITTING_SLOT_BYTES = 17, 9  # of the arrays of a `SlotTable`; the second if every row has a slot
 NORM_BYTES = ACCESSES_BYTES = 4
 SHARED_ROWS = 1 << 11  # whose records or values threads divide: starting them takes as long as some hundred rows
-NO_ACCESSES, NO_ENTRIES = np.zeros(0, np.uint32), np.zeros(0, np.int32)
+NO_ENTRIES = np.zeros(0, np.int32)
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
 NUM_BINS = 64

@@ -2,7 +2,7 @@
 
 Letters: N lookups of a group of tables, U distinct rows, T tables of the group, S slots, B samples.
 
-Rows are group rows, or with ranks owned rows. A row's *code* says where it is, and when it was last used:
+Rows are group rows. A row's *code* says where it is, and when it was last used:
 
 - s + 1 in slot s; the slot has its latest use.
 - 0 or less on the host: -code is 2 * (its latest batch + 1), plus 1 if the host stores the row. Otherwise it has its
@@ -24,7 +24,6 @@ from adaptive.counters import Counter
 from adaptive.kernels.jit import at, callable_in_kernels, in_parallel, kernel
 from adaptive.kernels.vector.row_ops import prefetch_item
 
-INITIAL, ON_HOST = 0, -1  # codes of rows that no batch used: not stored, stored on the host
 MOST_BATCHES = 2**30 - 2  # twice a batch's number + 1 must fit a code
 MOST_ACCESSES = 2**32 - 1
 DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since fetched; host copy is not the initial value

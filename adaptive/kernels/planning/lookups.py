@@ -33,7 +33,7 @@ def hot_rows(segments: NDArray[np.int64]) -> NDArray[np.int32]:
 class Distinct(NamedTuple):
     """The distinct rows of a batch and one group, table by table, in order of first lookup."""
 
-    rows: NDArray[np.int64]  # (U,) group rows, or owned rows; with keys, these before `key_tables` gives them rows
+    rows: NDArray[np.int64]  # (U,) group rows; with keys, these before `key_tables` gives them rows
     counts: NDArray[np.int32]  # (U,) lookups of each
     inverse: NDArray[np.int32]  # (N,) lookup -> distinct row; empty: on the device
     table_ends: NDArray[np.int64]  # (T,) end of each table's rows
