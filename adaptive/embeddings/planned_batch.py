@@ -43,15 +43,24 @@ class GroupBatch:
         self.plan, self.device_plan = plan, device_plan
         self.parts = tuple(parts)
         self.gradients: Tensor | None = None
+        self.held: Tensor | None = None
         self._tiered, self._group = tiered, tiered.group
         self._pooling = plan.pooling if plan is not None else pooling
         self._weights = weights
 
-    def pool(self) -> Tensor:
-        """Return the pooled vectors (V, D)."""
+    def pool(self, out: Tensor | None = None) -> Tensor:
+        """Return the pooled vectors (V, D), in `out` if it is given."""
         assert self._pooling is not None
         pooling = None if self.device_plan is None else self.device_plan.pooling
-        return self._tiered.device.pool(self._pooling, pooling, self._weights)
+        return self._tiered.device.pool(self._pooling, pooling, self._weights, out)
+
+    def hold(self, *, requires_grad: bool) -> Tensor:
+        """Let zeros (V, D) be the vectors of this batch from now on, and return them; (0, D): not all are pooled."""
+        assert self._pooling is not None
+        number = self._pooling.num_vectors if all(feature.column >= 0 for feature in self._group.features) else 0
+        device = self._tiered.device.send(np.zeros((number, self._group.embedding_dim), np.float32))
+        self._weights, self.held = None, device.requires_grad_(requires_grad)
+        return self.held
 
     def forget(self) -> None:
         """Drop the gradients."""
@@ -110,9 +119,10 @@ class GroupBatch:
 
         NaN and infinity stay. Nothing waits.
         """
-        if self.gradients is None:
+        gradients = self.gradients if self.held is None else self.held.grad
+        if gradients is None:
             return [], []
-        names, block, parts = self._blocks(self.gradients, batch)
+        names, block, parts = self._blocks(gradients, batch)
         sizes = (
             [torch.linalg.vector_norm(block, math.inf, dim=(0, 2))]
             if block.numel()
@@ -140,8 +150,8 @@ class GroupBatchPart(GroupBatch):
         self._whole, self._part = whole, part
         self._is_first = True
 
-    def pool(self) -> Tensor:
-        return self._tiered.device.pool(self._part.pooling)
+    def pool(self, out: Tensor | None = None) -> Tensor:
+        return self._tiered.device.pool(self._part.pooling, out=out)
 
     def add_gradients(self, gradients: Tensor) -> None:
         """Write gradients to their places in the batch; those of a second pass are added."""

@@ -282,6 +282,8 @@ class TieredEmbeddingBag(PooledVectors):
         check_planned(planned, self._pipeline.tiered_groups)
 
     def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
+        if work.held is not None:
+            return work.held
         refuse_ended(planned)
         self._pipeline.lock.refuse_in_child()
         self._pipeline.lock.refuse_broken()

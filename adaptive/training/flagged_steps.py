@@ -31,10 +31,46 @@ SavedBuffers = list[tuple[Tensor, Tensor]]
 
 def may_be_flagged(embeddings: Embeddings, optimizer: torch.optim.Optimizer) -> bool:
     """True if rows and dense weights are updated by kernels that read a flag: torch's fused optimizers do."""
-    fused = getattr(optimizer, "_step_supports_amp_scaling", False) and all(
-        group.get("fused") for group in optimizer.param_groups
+    return (
+        is_fused(optimizer)
+        and not isinstance(embeddings, ShardedEmbeddingBag)
+        and embeddings.runtime.pipeline.takes_flags
     )
-    return fused and not isinstance(embeddings, ShardedEmbeddingBag) and embeddings.runtime.pipeline.takes_flags
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """True if the optimizer's kernels read `found_inf`, and its rates are numbers."""
+    groups = optimizer.param_groups
+    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return supports and all(group.get("fused") and not isinstance(group["lr"], Tensor) for group in groups)
+
+
+@contextlib.contextmanager
+def rates_as_on_the_device(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Round the rates of fused optimizers to float32: steps that wait have the bits of those that do not."""
+    groups = optimizer.param_groups if is_fused(optimizer) else []
+    rates = [group["lr"] for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = float(np.float32(rate))
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the host will look at: the numbers of a step, on the device, and whose they are.
+
+    Attributes:
+        numbers: loss, the largest absolute value of each gradient, logits (B,).
+        weights, features: those with a gradient, in the order of `numbers`.
+    """
+
+    numbers: Tensor
+    weights: Sequence[nn.Parameter]
+    features: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -44,37 +80,44 @@ class Launched:
     Attributes:
         name: of the step, for messages.
         batch: as it was trained.
-        weights: those with a gradient.
-        features: those with gradients.
         buffers, num_states: the model's buffers, and the number of the optimizer's states, before the step.
-        numbers: waits for the loss, the largest absolute value of each gradient, and the logits (B,).
+        numbers: waits for those of `judged`, whose own memory may have other values then.
     """
 
     name: str
     batch: Batch
-    weights: Sequence[nn.Parameter]
-    features: Sequence[str]
     buffers: SavedBuffers
     num_states: int
+    judged: Judged
     numbers: Callable[[], Floats]
 
 
 class FlaggedSteps:
-    """The steps of one training that are launched and not looked at, and their flag.
+    """The steps of a training that are launched and not looked at, and their flag.
 
     Attributes:
         flag: () float32 on the device; 1 once a loss or gradient was not finite.
     """
 
+    _launched = _looked_at = 0
+
     def __init__(self, embeddings: Embeddings, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.flag = torch.zeros((), device=embeddings.device)
         self._embeddings, self._model, self._optimizer = embeddings, model, optimizer
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()  # number of a step, what to do once it is due
+        # Rates are tensors, so that a recorded step reads the current ones.
+        self._rates = [torch.zeros((), device=embeddings.device) for _ in optimizer.param_groups]
+        self._known_rates = [0.0] * len(self._rates)
+
+    def start(self) -> None:
+        """Begin a training."""
+        self.flag.fill_(0)
         self._launched = self._looked_at = 0
+        self._num_states = len(self._optimizer.state)
 
     @torch.no_grad()
-    def send(self, name: str, planned: Planned, loss: Tensor, logits: Tensor, buffers: SavedBuffers) -> Launched:
-        """Set the flag unless loss and gradients are finite; start to copy the step's numbers to the host."""
+    def judge(self, planned: Planned, loss: Tensor, logits: Tensor) -> Judged:
+        """Set the flag unless loss and gradients are finite."""
         weights = [weight for weight in self._model.parameters() if weight.grad is not None]
         # The largest values: sums of finite values may overflow. Many tensors at once, as torch's clipping does it.
         gradients = [cast(Tensor, weight.grad) for weight in weights]
@@ -86,13 +129,19 @@ class FlaggedSteps:
             of_features += largest
         checked = torch.cat([loss.reshape(1).float(), *(size.reshape(1) for size in sizes), *of_features])
         torch.maximum(self.flag, (checked * 0).sum().ne(0).float(), out=self.flag)  # 0 * NaN and 0 * infinity are NaN
-        numbers = self._embeddings.runtime.pipeline.to_host(torch.cat([checked, logits.reshape(-1).float()]))
-        return Launched(name, planned.batch, weights, features, buffers, len(self._optimizer.state), numbers)
+        return Judged(torch.cat([checked, logits.reshape(-1).float()]), weights, features)
 
     @contextlib.contextmanager
     def deciding(self) -> Iterator[None]:
         """Let the flag decide whether the optimizers inside change anything."""
         optimizers: list[Any] = [self._optimizer, self._embeddings.optimizer]
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
+            if rate != self._known_rates[number]:
+                self._rates[number].fill_(rate)
+                self._known_rates[number] = rate
+            group["lr"] = self._rates[number]
         for optimizer in optimizers:
             optimizer.found_inf, optimizer.grad_scale = self.flag, None
         try:
@@ -100,9 +149,20 @@ class FlaggedSteps:
         finally:
             for optimizer in optimizers:
                 del optimizer.found_inf, optimizer.grad_scale
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
-    def add(self, launched: Launched, record: Callable[[float, Tensor], None]) -> None:
-        """Add a step, and what to do with its loss and logits (B,) on the host."""
+    def add(
+        self,
+        name: str,
+        batch: Batch,
+        judged: Judged,
+        before: tuple[SavedBuffers, int],
+        record: Callable[[float, Tensor], None],
+    ) -> None:
+        """Add a step, and what to do with its loss and logits (B,) on the host. `before`: as in `Launched`."""
+        numbers = self._embeddings.runtime.pipeline.to_host(judged.numbers)
+        launched = Launched(name, batch, *before, judged, numbers)
         self._launched += 1
         self._waiting.append((self._launched, lambda: record(*self._results(launched))))
 
@@ -110,7 +170,9 @@ class FlaggedSteps:
         """Call `action` once all steps so far are looked at."""
         self._waiting.append((self._launched, action))
 
-    def __len__(self) -> int:
+    @property
+    def in_flight(self) -> int:
+        """Number of steps that the host has not looked at."""
         return self._launched - self._looked_at
 
     def look(self, lag: int = 0) -> None:
@@ -124,12 +186,13 @@ class FlaggedSteps:
 
     def _results(self, launched: Launched) -> tuple[float, Tensor]:
         """Wait for a step; return its loss and logits (B,)."""
-        numbers, num_weights = launched.numbers(), len(launched.weights)
-        loss, sizes, logits = np.split(numbers, [1, 1 + num_weights + len(launched.features)])
+        numbers, judged = launched.numbers(), launched.judged
+        loss, sizes, logits = np.split(numbers, [1, 1 + len(judged.weights) + len(judged.features)])
         if not (np.isfinite(loss).all() and np.isfinite(sizes).all()):
             self._waiting.clear()
             restore(launched.buffers)
-            for weight in list(self._optimizer.state)[launched.num_states :]:  # made by this step or a later one
+            known = launched.num_states if self._looked_at else self._num_states
+            for weight in list(self._optimizer.state)[known:]:  # made by this step, a later one, or a recording
                 del self._optimizer.state[weight]
             raise self._error(launched, float(loss[0]), np.isfinite(sizes), torch.from_numpy(logits))
         self._looked_at += 1
@@ -145,8 +208,9 @@ class FlaggedSteps:
             name = f"{launched.name}: the loss is {loss}"
             return explain_loss(name, batch, logits=logits, pooled=pooled, model=self._model)
         names = {id(weight): name for name, weight in self._model.named_parameters()}
-        parameters = [names[id(weight)] for weight, good in zip(launched.weights, finite, strict=False) if not good]
-        bad = {name for name, good in zip(launched.features, finite[len(launched.weights) :], strict=True) if not good}
+        weights, judged = launched.judged.weights, launched.judged
+        parameters = [names[id(weight)] for weight, good in zip(weights, finite, strict=False) if not good]
+        bad = {name for name, good in zip(judged.features, finite[len(weights) :], strict=True) if not good}
         features = [name for name in embeddings.features if name in bad]
         return explain_gradients(launched.name, batch, parameters=parameters, features=features)
 

@@ -40,12 +40,15 @@ from adaptive.distributed.sharded_embedding_bag import Embeddings
 from adaptive.embeddings.planned_batch import LookAhead, Planned
 from adaptive.errors import NonFiniteError
 from adaptive.models.loss import log_loss
+from adaptive.training.dense_graph import DenseStep
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.training.flagged_steps import (
     LAG,
     FlaggedSteps,
+    Judged,
     may_be_flagged,
+    rates_as_on_the_device,
     restoring_on_error,
     save_buffers,
 )
@@ -55,6 +58,7 @@ from adaptive.training.telemetry.recorder import Recorder
 # square root of the second moment (1), Adagrad a root and a numerator (2), and 1 for the rounding of the allocator.
 UPDATE_ROOM: Final = 4
 IN_PASSES: Final = "in the forward or backward pass"
+IN_UPDATE: Final = "in the update of dense weights"
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ class Trainer:
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
         self._set_rates, self._positive_weight = set_rates, positive_weight
-        self._flagged: FlaggedSteps | None = None  # in `train`, if its steps do not wait
+        self._steps: FlaggedSteps | None = None  # one for all trainings: a graph has its flag and rates
+        self._flagged: FlaggedSteps | None = None  # these, in `train`
+        self._dense_step = DenseStep(embeddings, model, optimizer, self._run_dense)
         self._seed = torch.initial_seed() % 2**64
         self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
@@ -112,7 +118,7 @@ class Trainer:
         self.recorder.start()
         with (
             self._looking_later(),
-            contextlib.closing(self._look_ahead(batches, depth)) as planned_batches,
+            contextlib.closing(self._look_ahead(self._recorded(batches), depth)) as planned_batches,
             self.embeddings.reporting_errors(),
         ):
             while (planned := self._next(planned_batches)) is not None:
@@ -127,13 +133,20 @@ class Trainer:
     def _looking_later(self) -> Iterator[None]:
         """Let steps go on without a wait, if they can."""
         if may_be_flagged(self.embeddings, self.optimizer):
-            self._flagged = FlaggedSteps(self.embeddings, self.model, self.optimizer)
+            if self._steps is None:
+                self._steps = FlaggedSteps(self.embeddings, self.model, self.optimizer)
+            self._steps.start()
+            self._flagged = self._steps
         try:
             yield
         finally:
             with contextlib.suppress(NonFiniteError):  # after another error: record the steps that are trained
                 self._look()
             self._flagged = None
+
+    def _recorded(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Return the batches, after the dense step has been recorded as a graph for those of the first one's size."""
+        return batches if self._flagged is None else self._dense_step.record(batches, self._flagged)
 
     def _look(self, lag: int = 0) -> None:
         if self._flagged is not None:
@@ -142,7 +155,7 @@ class Trainer:
     @property
     def _launched(self) -> int:
         """Number of the latest step; the recorder has those that the host has looked at."""
-        return self.recorder.steps + (0 if self._flagged is None else len(self._flagged))
+        return self.recorder.steps + (0 if self._flagged is None else self._flagged.in_flight)
 
     def _look_ahead(self, batches: Iterable[Batch], depth: int) -> LookAhead:
         return self.embeddings.look_ahead(batches, depth=depth)
@@ -168,32 +181,37 @@ class Trainer:
             self._check(passed, planned, name)
         with self.recorder.timed("update"):
             of_batch = self._combine(planned, passed)
-        self._update()
+        self._set_rates(self._launched)
+        running_out = self.embeddings.runtime.pipeline.running_out
+        with self.recorder.timed("update"), running_out(IN_UPDATE), rates_as_on_the_device(self.optimizer):
+            self.optimizer.step()
+        with self.recorder.timed("row_update"):
+            self.embeddings.step()
         self.recorder.step(*of_batch)
 
     def _step_on(self, planned: Planned, flagged: FlaggedSteps) -> None:
         """`step` without a wait, as a part of `train`."""
-        name, buffers = f"step {self._launched + 1}", save_buffers(self.model)
-        with self.embeddings.runtime.pipeline.running_out(IN_PASSES), restoring_on_error(buffers):
-            self.optimizer.zero_grad()
-            loss, logits = self._forward_backward(planned)
-            launched = flagged.send(name, planned, loss, logits, buffers)
-            reserve_update_memory(self.optimizer, self.embeddings.device)
-        with flagged.deciding():
-            self._update()
+        name, before = f"step {self._launched + 1}", (save_buffers(self.model), len(self.optimizer.state))
+        self._set_rates(self._launched)
+        running_out = self.embeddings.runtime.pipeline.running_out
+        with running_out(IN_PASSES), restoring_on_error(before[0]), flagged.deciding():
+            judged = self._dense_step(planned)
+        with self.recorder.timed("row_update"), flagged.deciding():
+            self.embeddings.step()
         labels, weights = planned.batch.labels, weights_of(planned)
-        flagged.add(launched, lambda loss, logits: self.recorder.step(loss, logits, labels, weights))
+        record = lambda loss, logits: self.recorder.step(loss, logits, labels, weights)  # noqa: E731
+        flagged.add(name, planned.batch, judged, before, record)
         flagged.look(LAG)
 
-    def _update(self) -> None:
-        self._set_rates(self._launched)
-        with (
-            self.recorder.timed("update"),
-            self.embeddings.runtime.pipeline.running_out("in the update of dense weights"),
-        ):
+    def _run_dense(self, planned: Planned) -> Judged:
+        """Forward, loss, backward, flag and update of dense weights: what a graph repeats."""
+        assert self._flagged is not None
+        self.optimizer.zero_grad()
+        judged = self._flagged.judge(planned, *self._forward_backward(planned))
+        reserve_update_memory(self.optimizer, self.embeddings.device)
+        with self.recorder.timed("update"), self.embeddings.runtime.pipeline.running_out(IN_UPDATE):
             self.optimizer.step()
-        with self.recorder.timed("row_update"):
-            self.embeddings.step()
+        return judged
 
     def _combine(self, planned: Planned, passed: Passed) -> tuple[float, Tensor, Floats, Floats]:
         """Return the loss of the whole batch, and logits, labels and weights (B,) of its samples; no weights: (0,)."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.gpu_helpers import Running, Training, assert_same, reading_is_allowed, waiting_is_an_error
 
+import adaptive.training.dense_graph
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -94,6 +95,30 @@ def test_training_waits_in_no_step(device: str, dense: type[torch.optim.Optimize
                 waiting.enter_context(waiting_is_an_error(device))
 
         assert trainer.train(training.batches(), depth=training.depth, after_step=after_step) == 45
+
+
+@pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_graph_gives_the_bits_of_its_operations(
+    device: str, dense: type[torch.optim.Optimizer], bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, results = Training(device, LRU, RowwiseAdagrad(), bf16=bf16, num_batches=20), []
+    batches = training.batches()
+    batches[6] = batches[6].take(np.arange(20))
+    for graphed in (True, False):
+        with monkeypatch.context() as patch:
+            if not graphed:
+                patch.setattr(adaptive.training.dense_graph, "graphs_of", lambda device: None)
+            running = training.open()
+            with running.embeddings as embeddings:
+                optimizer = dense(running.model.parameters(), lr=0.01, fused=True)  # type: ignore[call-arg]
+                rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+                trainer = Trainer(embeddings, running.model, optimizer)
+                trainer.train(batches, depth=training.depth, after_step=rates.step)
+                assert (trainer._dense_step._graph is not None) == (graphed and device == "cuda")
+                running.losses.append(torch.tensor(trainer.recorder.loss))
+                results.append(running.numbers())
+    assert_same(*results)
 
 
 def test_a_bad_loss_changes_nothing_that_was_trained_before(device: str) -> None:

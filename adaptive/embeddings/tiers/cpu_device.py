@@ -206,7 +206,9 @@ class CpuDevice(DeviceTier):
         pooling: Pooling,
         device_pooling: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
+        assert out is None
         out = self.empty_vectors(pooling.num_vectors)
         self._rows.pool(out.numpy(), pooling, rows.numpy() if isinstance(rows, Tensor) else rows)
         return out

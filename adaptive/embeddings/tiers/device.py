@@ -129,7 +129,7 @@ class DeviceTier(ABC):
     squares_width: int  # float32 values next to each sum, see `RowOptimizer.squares_width`
     poison: bool
     searcher: Searcher | None = None  # finds lookups on the device, if not None
-    takes_flags = False  # `update` takes a `found_inf`
+    takes_flags = False  # `update` takes a `found_inf`, `pool` takes `out`
     pools_parts: bool  # pools parts of a batch while rows of the others are in flight; False: batches run in one pass
 
     @abstractmethod
@@ -190,10 +190,12 @@ class DeviceTier(ABC):
         pooling: Pooling,
         device_pooling: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return the vectors (V, D) float32 of one batch, from slots and host, or from `rows` (U, D).
 
         device_pooling: of the batch's plan; None: it is sent now. rows: on the host or on the device.
+        out: (V, D) on the device to write to, only if `takes_flags`.
         """
 
     @abstractmethod

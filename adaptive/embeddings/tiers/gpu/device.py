@@ -190,13 +190,14 @@ class TorchDevice(DeviceTier):
         pooling: Pooling,
         device_pooling: DevicePooling | None = None,
         rows: Rows | Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         sent = device_pooling or send_pooling(pooling, self._link)
         if sent.bags is None:
-            assert sent.on_host is not None
+            assert sent.on_host is not None and out is None
             return self._pool_on_host(sent.on_host)
         weights = rows if rows is None or isinstance(rows, Tensor) else self._link.send(rows)
-        result = self._mover.compute.empty((pooling.num_vectors, self._widths[0]))
+        result = self._mover.compute.empty((pooling.num_vectors, self._widths[0])) if out is None else out
         crossing, bags = self._rows_on_host(sent.crossing), sent.bags
 
         def pool_on_device() -> None:
