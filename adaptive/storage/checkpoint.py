@@ -28,7 +28,7 @@ from adaptive.storage.files import JsonObject, checked, json_text, read_json
 from adaptive.storage.run_directory import WEIGHTS, best_checkpoint, newest_checkpoint, newest_first
 
 FORMAT: Final = "adaptive-checkpoint"
-VERSION: Final = 5
+VERSION: Final = 6
 MANIFEST: Final = "manifest.json"
 LARGE_BYTES: Final = 8 << 20  # arrays of rows beyond this size may stay in their files
 

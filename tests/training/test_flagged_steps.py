@@ -52,12 +52,12 @@ def stopped(parts: Components, toy: ToyData, depth: int, good_steps: int, messag
     """Training stops with the message; all values are those after the good steps."""
     trainer, expected = trainer_of(parts), dict[str, Any]()
 
-    def watched(planned: Planned) -> None:
+    def noted(planned: Planned) -> None:
         if planned.number == good_steps:
             expected.update(everything(parts))
         Trainer.step(trainer, planned)
 
-    trainer.step = watched  # type: ignore[method-assign]
+    trainer.step = noted  # type: ignore[method-assign]
     with pytest.raises(NonFiniteError, match=message):
         trainer.train(toy.train(32), depth=depth)
     assert_equal(everything(parts), expected)
@@ -272,7 +272,7 @@ def test_looking_one_step_earlier_would_wait(clock: Clock) -> None:
     ],
 )
 def test_others_wait(clock: Clock, monkeypatch: pytest.MonkeyPatch, device: str, dense: str, changed: Any) -> None:
-    """Rows on the host, rows that are watched, and optimizers that read no flag."""
+    """Rows on the host, hot rows, and optimizers that read no flag."""
     monkeypatch.setitem(DENSE, "plain", lambda weights: torch.optim.Adam(weights, lr=0.01))
     parts = parts_on(device, dense, **changed)
     assert not may_be_flagged(parts.embeddings, parts.optimizer)
