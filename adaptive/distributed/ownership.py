@@ -64,13 +64,8 @@ def _hashes(blocks: Int64s, table_keys: NDArray[np.uint64], number: int) -> Int6
     return hashes
 
 
-def feature_of(table: str, rank: int) -> str:
-    """Return the feature of the owners' batches that has the requests of a rank."""
-    return f"{table} for rank {rank}"
-
-
 def owned_tables(tables: Sequence[TableConfig], number: int) -> list[TableConfig]:
-    """Return the tables as each of `number` ranks has them: with its rows, not pooled, one feature for each rank.
+    """Return the tables as each of `number` ranks has them: with its rows, not pooled, one feature each.
 
     Initial values are within the bounds of the whole tables.
     """
@@ -78,7 +73,7 @@ def owned_tables(tables: Sequence[TableConfig], number: int) -> list[TableConfig
         table.model_copy(
             update={
                 "num_embeddings": -(-table.num_embeddings // number),
-                "features": tuple(feature_of(table.name, rank) for rank in range(number)),
+                "features": (),
                 "pooling": "none",
                 "init_bound": table.num_embeddings**-0.5 if table.init_bound is None else table.init_bound,
             }

@@ -1,8 +1,8 @@
 """Requests: the rows that a rank looks up, as it asks their owners for them.
 
 A rank finds the distinct rows of its samples and sends each owner, table by table, the numbers of those that it owns,
-as many bytes as they need. The owner joins the requests of all ranks to a batch of lookups that are not pooled. There,
-a table has one feature for each rank (`owned_tables`), so the gradients of a row are added rank by rank.
+as many bytes as they need. The owner joins the requests of all ranks, table by table and within a table rank by rank,
+to a batch of lookups that are not pooled. So the gradients of a row are added rank by rank.
 
     header    status, number, samples, largest messages, timestamp, rows of each table     to each owner, always
     numbers   (n,) uint32 or int64, group by group and table by table                      if all ranks have a batch
@@ -86,8 +86,8 @@ class Exchanged:
     batch: Batch  # this rank's samples, maybe none
     owned: Batch  # the lookups of all ranks in the rows that this rank owns
     requested: list[Requested]  # of each group; empty without samples
-    asked: list[list[int]]  # of each group: (W,) rows that this rank requests of each owner
-    served: list[list[int]]  # of each group: (W,) rows that each rank requests of this owner
+    asked: list[Int64s]  # of each group: (W, T) rows that this rank requests of each owner
+    served: list[Int64s]  # of each group: (W, T) rows that each rank requests of this owner
     samples: int  # of all ranks
     first: int  # position of this rank's first sample among them
     largest: int  # rows, in bytes, that go from one rank to another at most
@@ -143,7 +143,7 @@ class Requester:
         received = headers[:, FACTS:]
         ids = self._swap_numbers(prepared, received, int(headers[:, 3].max()))
         asked, served = (
-            [counts[:, self._groups_of == group].sum(axis=1).tolist() for group in range(len(self._groups))]
+            [counts[:, self._groups_of == group] for group in range(len(self._groups))]
             for counts in (prepared.counts, received)
         )
         samples = headers[:, 2]
@@ -207,20 +207,19 @@ class Requester:
         return Requested(lookups, places), counts, by_owner
 
     def _swap_numbers(self, prepared: Prepared, received: Int64s, largest: int) -> list[NDArray[Any]]:
-        """Return this owner's numbers of rows that each rank requests, one array for each feature of its batch."""
+        """Return this owner's numbers of the requested rows (n,) of each table, rank by rank."""
         raw = [part.view(np.uint8) for of_owner in zip(*prepared.numbers, strict=True) for part in of_owner]
         sent = torch.from_numpy(np.concatenate([*raw, np.zeros(0, np.uint8)]))
         to, of = ((counts @ self._number_bytes).tolist() for counts in (prepared.counts, received))
         swapped = self._channel.swap(sent, to, of, largest, "lookups").numpy()
         pieces = np.split(swapped, np.cumsum(received * self._number_bytes)[:-1])  # rank by rank, table by table
         return [
-            pieces[first + column].view(self._dtypes[self._groups_of[column]])
+            np.concatenate(pieces[column :: len(self._columns)]).view(self._dtypes[self._groups_of[column]])
             for column in self._columns
-            for first in range(0, len(pieces), len(self._columns))
         ]
 
     def _batch(self, ids: Sequence[NDArray[Any]], latest: float) -> Batch:
-        """Return the owner's batch: one sample, in which each feature has the requests of one rank in one table."""
+        """Return the owner's batch: one sample, in which each table has the requests of all ranks."""
         return Batch(
             dense=np.zeros((1, 0), np.float32),
             ids=np.concatenate(ids, dtype=np.int64),

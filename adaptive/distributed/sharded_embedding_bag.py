@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.arrays import Int64s
 from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.distributed.ownership import Share, feature_of, owned_tables
+from adaptive.distributed.ownership import Share, owned_tables
 from adaptive.distributed.peers import Peers
 from adaptive.distributed.requests import Exchanged, Requested, Requester, Status
 from adaptive.distributed.sharded_rows import ShardedRows
@@ -81,7 +82,7 @@ class ShardedPlanned(Planned):
     """This rank's samples of a batch; it may have none.
 
     Attributes:
-        vectors: for each group, the rows (n, D) that all ranks request of this one, in the owner's module.
+        owned: the batch of this rank's module.
         number: of the batch; -1 if it is only read.
         stepped: True once gradients have been sent.
     """
@@ -90,14 +91,14 @@ class ShardedPlanned(Planned):
         self,
         exchanged: Exchanged,
         works: Sequence[RequestedRows],
-        vectors: Sequence[Tensor],
+        owned: Planned,
         send: Callable[[NDArray[Any]], Tensor],
         number: int,
         *,
         is_share: bool,
     ) -> None:
         super().__init__(exchanged.batch, works, send)
-        self.exchanged, self.vectors, self._number = exchanged, tuple(vectors), number
+        self.exchanged, self.owned, self._number = exchanged, owned, number
         self.requested = tuple(works)
         self.num_samples_of_all, self.first = exchanged.samples, exchanged.first
         self.share, self.is_share = self.num_samples / max(exchanged.samples, 1), is_share
@@ -322,24 +323,23 @@ class ShardedEmbeddingBag(PooledVectors):
 
     def _exchange_rows(self, exchanged: Exchanged, owned: Planned, number: int, *, is_share: bool) -> ShardedPlanned:
         """Send the rows that other ranks request, and receive those that this rank requests."""
-        vectors, what = self.local(owned), f"vectors of batch {number}" if number >= 0 else "rows to read"
-        works, of_owner = [], []
-        for place, (group, asked, served) in enumerate(
-            zip(self._groups, exchanged.asked, exchanged.served, strict=True)
-        ):
-            names = [feature_of(table.name, rank) for rank in range(self.peers.size) for table in group.tables]
-            of_owner.append(torch.cat([vectors[name] for name in names]))  # rank by rank, as they are sent
-            rows = self._swap(of_owner[-1].detach(), served, asked, exchanged.largest, what)
+        what = f"vectors of batch {number}" if number >= 0 else "rows to read"
+        owned.wait()
+        works = []
+        for place, group in enumerate(self._groups):
+            asked, served = exchanged.asked[place], exchanged.served[place]
+            of_owner = _turned(owned.works[place].pool(), served.T)
+            rows = self._swap(of_owner, served, asked, exchanged.largest, what)
             if exchanged.requested:
                 works.append(RequestedRows(self._tiered_groups[place], group, exchanged.requested[place], rows))
-        return ShardedPlanned(exchanged, works, of_owner, self._tiered_groups[0].device.send, number, is_share=is_share)
+        return ShardedPlanned(exchanged, works, owned, self._tiered_groups[0].device.send, number, is_share=is_share)
 
-    def _swap(self, rows: Tensor, sizes: Sequence[int], lengths: Sequence[int], largest: int, what: str) -> Tensor:
-        """Send rows (n, D), `sizes[r]` of them to rank r; return those received, `lengths[r]` from rank r."""
+    def _swap(self, rows: Tensor, sizes: Int64s, lengths: Int64s, largest: int, what: str) -> Tensor:
+        """Send rows (n, D), sizes (W, T) of them to each rank; return those received, lengths (W, T) from each."""
         if self.peers.size == 1:
             return rows
         width = rows.shape[1]
-        to, of = [size * width for size in sizes], [length * width for length in lengths]
+        to, of = ((numbers.sum(axis=1) * width).tolist() for numbers in (sizes, lengths))
         return self.peers.swap_values(rows.reshape(-1), to, of, largest, what).view(-1, width)
 
     # --- gradients -------------------------------------------------------------------------------------------
@@ -361,18 +361,16 @@ class ShardedEmbeddingBag(PooledVectors):
         # Zeros from all ranks are not "no gradients": they would decay rows that the loss does not depend on.
         has = np.array([work is not None and work.gradients is not None for work in works], np.int64)
         any_has = self.peers.rows.swap_rows(np.tile(has, (self.peers.size, 1)), name).any(axis=0)
-        vectors, gradients = [], []
         for number in np.flatnonzero(any_has):
-            work, asked, width = works[number], exchanged.asked[number], self._groups[number].embedding_dim
+            work, asked, served = works[number], exchanged.asked[number], exchanged.served[number]
             if work is None or work.gradients is None:
-                sums = torch.zeros((sum(asked), width), device=self.device)
+                sums = torch.zeros((int(asked.sum()), self._groups[number].embedding_dim), device=self.device)
             else:
                 sums = work.sums() if factor == 1 else work.sums() * factor
-            vectors.append(planned.vectors[number])
-            gradients.append(self._swap(sums, asked, exchanged.served[number], exchanged.largest, name))
-        if vectors:
-            torch.autograd.backward(vectors, gradients)
-        return bool(vectors)
+            received = _turned(self._swap(sums, asked, served, exchanged.largest, name), served)
+            # Not by autograd: torch.autograd.backward with gradients imports sympy, a second of each rank's first step.
+            self.local.optimizer.take_gradients(planned.owned, planned.owned.works[number], received)
+        return bool(any_has.any())
 
     def step(self, *, grad_scale: float = 1.0) -> None:
         """Update the rows of the current batch after `loss.backward()`, on all ranks together.
@@ -427,8 +425,6 @@ class ShardedEmbeddingBag(PooledVectors):
         assert exchanged is not None
         return self._exchange_rows(exchanged, self.local.read(exchanged.owned), -1, is_share=True)
 
-    # --- the rest --------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def reporting_errors(self) -> Iterator[None]:
         """Report an error in a loop's body to the other ranks, which raise it, too."""
@@ -477,6 +473,17 @@ def _refuse_scaling(*_: object, **__: object) -> Any:
         "got one: each rank would judge its own gradients only. Use bfloat16, which needs no scaler, and clip the "
         "gradients of the dense part alone."
     )
+
+
+def _turned(values: Tensor, sizes: Int64s) -> Tensor:
+    """Return values (n, D) that lie row by row of their sizes (A, B) column by column.
+
+    Messages are ordered by rank, the owner's batch by table.
+    """
+    if 1 in sizes.shape:
+        return values
+    pieces, step = torch.split(values, sizes.reshape(-1).tolist()), sizes.shape[1]
+    return torch.cat([piece for column in range(step) for piece in pieces[column::step]])
 
 
 class _AsRead(Policy):
