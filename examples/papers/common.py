@@ -86,9 +86,9 @@ def adaptive_train(command):
     return json.loads(done.stdout)
 
 
-def stream(quick):
-    """Return flags for the built-in stream: ids as popular as in the papers, and as many clicks as in Criteo's data."""
-    flags = "--set data.synthetic.setting=skewed --set data.synthetic.positive_rate=0.25"
+def stream(quick, positive_rate=0.25):
+    """Return flags for the built-in stream: ids as popular as in the papers, and as many clicks as in Criteo Kaggle."""
+    flags = f"--set data.synthetic.setting=skewed --set data.synthetic.positive_rate={positive_rate}"
     sizes = {"rows": 100_000, "num_train": 60_000, "num_eval": 10_000} if quick else {"num_train": 400_000}
     return " ".join([flags, *(f"--set data.synthetic.{name}={size}" for name, size in sizes.items())])
 
