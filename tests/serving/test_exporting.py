@@ -313,11 +313,12 @@ def test_an_export_that_names_other_files_is_refused(tmp_path: Path) -> None:
 def test_dropped_negatives_are_corrected(tmp_path: Path) -> None:
     """After training on a tenth of the negatives: the mean of eval, predict and export is that of the data."""
     rng = np.random.default_rng(0)
-    clicks, users = rng.random(20_000) < 0.05, rng.integers(50, size=20_000)
+    clicks, users = rng.random(10_000) < 0.05, rng.integers(50, size=10_000)
     rows = [f"{int(click)},1.5,a,{user},b,ff,t1" for click, user in zip(clicks, users, strict=True)]
     write_csv(tmp_path / "train.csv", rows)
     options = {"schema_path": "schema.toml", "eval_data": "train.csv", "drop_negatives": 0.9}
-    run = trained(tmp_path, data_options=options, batch_size=256, epochs=20, optimizer={"name": "sgd", "lr": 0.05})
+    sizes = {"batch_size": 128, "eval_batch_size": 10_000, "epochs": 10}  # it evaluates after each epoch
+    run = trained(tmp_path, data_options=options, optimizer={"name": "sgd", "lr": 0.05}, **sizes)
     quality = evaluate_run(run)
     assert quality["calibration"] == pytest.approx(1, abs=0.05)
     assert predict_run(run, "scores.npy", data="train.csv")["mean_score"] == pytest.approx(clicks.mean(), rel=0.05)
