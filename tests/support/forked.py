@@ -176,6 +176,10 @@ def train(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
 
 def trained(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
     """In a child: train or resume as the command line does, and exit as it does."""
+    exit_as_command(lambda: train(out, settings, resume, "/dev/stderr"), log)
+
+
+def exit_as_command(action: Callable[[], object], log: str) -> None:
     import torch
 
     from adaptive.cli.app import _terminable, _verdict
@@ -188,7 +192,7 @@ def trained(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
     code, stopped = 0, list[int]()
     try:
         with _terminable(stopped):
-            train(out, settings, resume, "/dev/stderr")
+            action()
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     except KeyboardInterrupt:
