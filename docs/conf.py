@@ -48,7 +48,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 NAVIGATION = {
-    "Tutorials": ("docs/tutorials", ["first-run", "click-log", "thirty-days", "own-model", "policy"]),
+    "Tutorials": ("docs/tutorials", ["first-run", "click-log", "growing-folder", "thirty-days", "own-model", "policy"]),
     "How-to guides": (
         "docs/how-to",
         [
