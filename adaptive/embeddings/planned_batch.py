@@ -58,8 +58,8 @@ class GroupBatch:
         """Let zeros (V, D) be the vectors of this batch from now on, and return them; (0, D): not all are pooled."""
         assert self._pooling is not None
         number = self._pooling.num_vectors if all(feature.column >= 0 for feature in self._group.features) else 0
-        device = self._tiered.device.send(np.zeros((number, self._group.embedding_dim), np.float32))
-        self._weights, self.held = None, device.requires_grad_(requires_grad)
+        zeros = self._tiered.device.send(np.zeros((number, self._group.embedding_dim), np.float32))
+        self._weights, self.held = None, zeros.requires_grad_(requires_grad)
         return self.held
 
     def forget(self) -> None:

@@ -133,20 +133,22 @@ class DenseStep:
         Raises:
             DeviceMemoryError: if GPU memory runs out.
         """
-        graphs, graph = graphs_of(self._embeddings.device), self._graph
+        graphs = graphs_of(self._embeddings.device)
         if graphs is None:
             return batches
         following = iter(batches)
         first = next(following, None)
-        if first is None:
-            return ()
-        is_useless = graph is not None and (not graph.is_current or first.num_samples > graph.planned.num_samples)
-        if isinstance(first, Batch) and (is_useless or not self._has_tried):
-            self._graph, self._has_tried = None, True  # its memory is free for the next one
+        if isinstance(first, Batch) and (not self._has_tried or self._is_useless(first)):
+            self._graph, self._has_tried = None, True  # the next one needs its memory
             with self._embeddings.runtime.pipeline.running_out("in recording a graph"), flagged.deciding():
                 parts = cast(TieredEmbeddingBag, self._embeddings), self._model, self._optimizer
                 self._graph = _record(*parts, first, self._step, flagged.flag, graphs)
-        return chain([first], following)
+        return () if first is None else chain([first], following)
+
+    def _is_useless(self, batch: Batch) -> bool:
+        """True if there is a graph, of smaller batches or other memory."""
+        graph = self._graph
+        return graph is not None and not (graph.is_current and batch.num_samples <= graph.planned.num_samples)
 
 
 def _record(
