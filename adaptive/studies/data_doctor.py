@@ -43,19 +43,17 @@ def examine_data(spec: str, options: DataOptions) -> tuple[int, list[Finding]]:
     """
     no_limits = {"max_bad_fraction": 1.0, "max_bad_label_fraction": 1.0}  # bad lines are findings
     opened = open_source(spec, options.model_copy(update=no_limits))
+    found = list[Finding]()
     if isinstance(opened, Dataset):
-        sample, found = (
-            Sample.of_batch(concatenate(list(islice(opened.train(_BATCH), MOST_ROWS // _BATCH))), opened),
-            list[Finding](),
-        )
+        batches = islice(opened.train(_BATCH), MOST_ROWS // _BATCH)
+        sample = Sample.of_batch(concatenate(list(batches)), opened)
     else:
         sample, log = _read(opened), opened.opened.source.log
-        found = [opened.finding] if opened.finding is not None else []
-        for cause in sorted(log.counts.keys() - {"empty"}, key=lambda cause: cause != "float"):
+        found += [opened.finding] if opened.finding is not None else []
+        for cause in sorted(log.counts.keys() - {"empty"}, key=lambda cause: (cause != "float", cause)):
             kind, (where, what) = "float ids" if cause == "float" else "bad lines", log.first_of(cause)
-            found.append(
-                Finding.of(kind, f"bad lines ({log.counts[cause]:,}): {what}", where, MEANINGS[cause].rstrip("."))
-            )
+            what, mend = f"bad lines ({log.counts[cause]:,}): {what}", MEANINGS[cause].rstrip(".")
+            found.append(Finding.of(kind, what, where, mend))
         if not len(sample) and not found:
             raise InputError(f"{spec}: expected rows, got none. Check the files.")
     found += examine(sample, may_exceed=options.out_of_range == "oov") if len(sample) else []
@@ -69,9 +67,8 @@ def _read(data: RowData) -> Sample:
     look = Block.empty(form, _LOOK_ROWS)
     with source.reader(pieces) as reader:
         rows = max(reader.read(look), 1)
-    values = (
-        form.count("keys") + form.count("dense") + int(look.columns.bag_ends[rows * form.count("bags")]) // rows + 1
-    )
+    lookups = form.count("keys") + int(look.columns.bag_ends[rows * form.count("bags")]) // rows
+    values = lookups + form.count("dense") + 1
     block = Block.empty(form, min(MOST_ROWS, max(_MOST_VALUES // values, _LOOK_ROWS)))
     with source.reader(pieces) as reader:
         reader.read(block)
