@@ -106,7 +106,7 @@ def expected_hot_rows(tiered: TieredGroup, part: Mapping[str, Any], last_row: in
     expected = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}
     expected["interval"] = Expected(np.dtype(np.int64), (1,))
     expected["row"] = Expected(np.dtype(np.int64), (w,), last_row)
-    expected["entry"] = Expected(np.dtype(np.int32), (w,))
+    expected["order"] = Expected(np.dtype(np.int32), (w,))
     if "summed" in part:
         s, floats = _length(part["summed"]), np.dtype(np.float32)
         expected["summed"] = Expected(np.dtype(np.int64), (s,), last_row)

@@ -263,6 +263,7 @@ WRONG_ARRAYS: list[tuple[str, Any, str]] = [
     ("rows0.hot.deferred", lambda waiting: waiting[1:], r"hot.deferred: expected uint8 \(\d+,\)"),
     ("rows0.hot.size", lambda values: values.astype(np.float64), "hot.size: expected float32"),
     ("rows0.hot.squares", lambda squares: squares[:, :0], "hot.squares: expected float32"),
+    ("rows0.hot.order", lambda order: order.astype(np.int64), "hot.order: expected int32"),
     ("rows0.hot.interval", lambda one: one.astype(np.float64), "expected int64"),
 ]
 
