@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.config import TrainConfig
-from adaptive.embeddings.planning import hot_set
+from adaptive.embeddings.planning import skipping
 from adaptive.policies.rules import defer
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.durable import Disk
@@ -72,7 +72,7 @@ def small_world(num_train: int = 640) -> Iterator[pytest.MonkeyPatch]:
             patch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train))
         # Compiling trains the model, too: the interruption would come in there, before the run listens to signals.
         patch.setattr(training, "rehearse", lambda *given: 0.0)
-        for module in (hot_set, defer):  # toy rows are far from saturation
+        for module in (skipping, defer):  # toy rows are far from saturation
             patch.setattr(module, "SATURATED", np.float32(0.5))
         patch.setattr(Disk, "sync", lambda self, file: file.flush())
         patch.setattr(Disk, "sync_directory", lambda self, path: None)

@@ -10,13 +10,13 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.pipeline import Pipeline, thread_needed
 from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.books import books_bytes
-from adaptive.embeddings.planning.hot_set import hot_set_bytes
 from adaptive.embeddings.planning.key_tables import GroupKeys, key_bytes
 from adaptive.embeddings.planning.layout import Group, Share, make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, sums_bytes
+from adaptive.embeddings.planning.skipping import hot_set_bytes
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.embeddings.tiers.gpu.build import build_devices, free_bytes, least_searched

@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.tiered_group import NORMS, TieredGroup
-from adaptive.embeddings.planning.hot_set import COLUMNS, ENTRY
 from adaptive.embeddings.planning.key_tables import CELL_BLOCK
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.skipping import Skipper
+from adaptive.embeddings.planning.skipping import COLUMNS, ENTRY, Skipper
 from adaptive.embeddings.tiers.device import HotSums
 from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import Stored, whole

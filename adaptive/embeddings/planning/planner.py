@@ -23,8 +23,8 @@ from adaptive.embeddings.planning.books import NO_ENTRIES, SlotTable, Tracker, l
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.lookups import Bags, Lookups
 from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, no_rows
-from adaptive.embeddings.planning.policy_calls import PolicyCaller, StatsSource
-from adaptive.embeddings.planning.skipping import Skipper
+from adaptive.embeddings.planning.policy_calls import PolicyCaller
+from adaptive.embeddings.planning.skipping import Skipper, StatsSource
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning import books
 from adaptive.kernels.planning.books import Entered

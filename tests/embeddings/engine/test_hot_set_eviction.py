@@ -20,7 +20,7 @@ from adaptive import (
     TieredEmbeddingBag,
     one_hot_batch,
 )
-from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.skipping import HotSet
 from adaptive.policies.lru import LRU
 from adaptive.policies.rules.defer import Defer as DeferRule
 

@@ -12,7 +12,7 @@ import pytest
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.build import size_engine
 from adaptive.embeddings.planning.books import SlotTable, Tracker
-from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.skipping import HotSet
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning.books import SlotColumns

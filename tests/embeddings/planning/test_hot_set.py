@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
-from adaptive.embeddings.planning import hot_set
-from adaptive.embeddings.planning.hot_set import HotSet
 from adaptive.embeddings.planning.plan import Feedback
+from adaptive.embeddings.planning.skipping import HotRows, HotSet
 
 
-def admit(hot: HotSet, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> hot_set.HotRows:
+def admit(hot: HotSet, rows: NDArray[np.int64], seen: NDArray[np.uint32]) -> HotRows:
     return hot.admit(rows, seen, hot.row_entries[rows], np.empty(len(rows), np.int32))
 
 
