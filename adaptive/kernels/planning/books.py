@@ -24,6 +24,7 @@ from adaptive.counters import Counter
 from adaptive.kernels.jit import at, callable_in_kernels, in_parallel, kernel
 from adaptive.kernels.vector.row_ops import prefetch_item
 
+INITIAL, ON_HOST = 0, -1  # codes of rows that no batch used: not stored, stored on the host
 MOST_BATCHES = 2**30 - 2  # twice a batch's number + 1 must fit a code
 MOST_ACCESSES = 2**32 - 1
 DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since fetched; host copy is not the initial value

@@ -27,7 +27,7 @@ Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]
 
 STARTS = np.array([0, 4, 10])
-INITIAL, ON_HOST = 0, -1  # codes of rows that no batch used: not stored, stored on the host
+INITIAL, ON_HOST = books.INITIAL, books.ON_HOST
 DIRTY, CHANGED = int(books.DIRTY), int(books.CHANGED)
 
 
