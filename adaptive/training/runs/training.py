@@ -102,7 +102,7 @@ def load_initial_weights(components: Components, config: TrainConfig) -> None:
 
     Raises:
         CheckpointError: if there is no such run, or it has other tables, another model or another optimizer.
-        ConfigError: if it has another seed.
+        ConfigError: if it has another seed, or tables are larger and several ranks load them.
     """
     if config.init_from is None:
         return
@@ -163,6 +163,12 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
                 f"expected at least {rows:,} rows of width {width} as in {path}, got {table.num_embeddings:,} of width "
                 f"{table.embedding_dim} (init_from, table {name!r})"
             )
+        if table.num_embeddings > rows and isinstance(components.embeddings, ShardedEmbeddingBag):
+            raise ConfigError(
+                f"table {name!r}: expected {rows:,} rows as in {path}, got {table.num_embeddings:,}: several ranks do "
+                "not load rows into larger tables (init_from). Run the first step in one process (--init-from ... "
+                "--steps 1), then --resume it with --ranks"
+            )
         if name in vocabularies:
             last[name] = rows - vocabularies[name]
     return last
@@ -184,19 +190,12 @@ def _load_rows(
         return arrays
 
     shards = list(map(changed, checkpoint.shards))
-    sizes = {str(table["name"]): int(table["num_embeddings"]) for table in checkpoint.meta["tables"]}
     if isinstance(embeddings, ShardedEmbeddingBag):
-        for table in components.tables:
-            if table.num_embeddings > sizes[table.name]:
-                raise ConfigError(
-                    f"table {table.name!r}: expected {sizes[table.name]:,} rows as saved, got "
-                    f"{table.num_embeddings:,}: several ranks do not load rows into larger tables (init_from). Run the "
-                    "first step in one process (--init-from ... --steps 1), then --resume it with --ranks"
-                )
         embeddings.rows.load_shards(shards)
         return
     rows = shards[0]
     if len(shards) > 1:
+        sizes = {str(table["name"]): int(table["num_embeddings"]) for table in checkpoint.meta["tables"]}
         saved = [table.model_copy(update={"num_embeddings": sizes[table.name]}) for table in components.tables]
         rows = regroup(shards, make_groups(saved, seed), 0, 1)
     embeddings.rows.load_state_arrays(rows, grow=True, last=last)
