@@ -82,14 +82,15 @@ def hit(patch: pytest.MonkeyPatch, owner: object, name: str, at: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the look-ahead was closed")
-def test_killed_runs_equal_one_that_saw_all_files_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["lru", pytest.param("random_drop", marks=pytest.mark.nightly)])
+def test_killed_runs_equal_one_that_saw_all_files_at_once(tmp_path: Path, policy: str) -> None:
     """Killed while training, judging and saving, with other files in the folder each time."""
     for number in range(5):
         put(tmp_path / "all", number)
         if number < 2:
             put(tmp_path / "some", number)
-    whole = train_run(config(tmp_path, "whole", data="all", batch_size=4))
-    cut = config(tmp_path, "cut", data="some", batch_size=4)
+    whole = train_run(config(tmp_path, "whole", data="all", batch_size=4, policy=policy))
+    cut = config(tmp_path, "cut", data="some", batch_size=4, policy=policy)
     for number, (owner, name, at) in enumerate(
         [(Trainer, "step", 17), (run_module, "evaluate", 1), (run_module.Run, "_content", 2)], start=2
     ):
