@@ -109,6 +109,13 @@ def weighted_sum(rows: Floats, scales: Floats | None = None) -> Floats:
     return total
 
 
+def summed_gradient(gradients: Floats, scales: Floats | None = None) -> Floats:
+    """(D,) the gradients of a row's look-ups (n, D), in chunks of 64 from the first; then the chunks in order."""
+    starts = range(0, len(gradients), 64)
+    chunks = [weighted_sum(gradients[s : s + 64], None if scales is None else scales[s : s + 64]) for s in starts]
+    return weighted_sum(np.stack(chunks))
+
+
 def square_sum(values: Floats) -> np.float32:
     """Sum of squares in the documented order: value d goes to part d % 4, then (0 + 1) + (2 + 3)."""
     parts = np.zeros(4, f32)
@@ -429,7 +436,7 @@ def train_reference(
     """Train with every table in one flat array: no tiers, no plans, no look-ahead, no policy, nothing skipped.
 
     For each batch: make the vectors of all features, ask for their gradients, then update each row that the batch
-    looks up once, with its gradients summed in look-up order (feature by feature, sample by sample).
+    looks up once, with its gradients summed in look-up order (feature by feature, sample by sample), by chunks of 64.
 
     Args:
         tables: features of batches come in their order, table by table.
@@ -478,7 +485,7 @@ def update_table(
     """Update each distinct row of ids (n,) once, with its part of gradients (n, D); `halves`: weights are bfloat16."""
     weights, state = values
     for row in dict.fromkeys(ids.tolist()):
-        gradient, key = weighted_sum(gradients[ids == row]), keys(row)
+        gradient, key = summed_gradient(gradients[ids == row]), keys(row)
         update_row(optimizer, weights[row], state[row], gradient, key=key if halves else None)
 
 

@@ -28,7 +28,7 @@ from adaptive.embeddings.tiers.gpu.lookups import DeviceSearch, DeviceSearcher
 from adaptive.embeddings.tiers.gpu.upload import bag_arrays
 from adaptive.embeddings.tiers.mover import Mover
 from adaptive.embeddings.tiers.streams import streams_of
-from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.kernels.planning.lookups import hot_chunks
 from adaptive.kernels.planning.torch_lookups import find_lookups
 from adaptive.kernels.rows.choose import RowKernels, row_kernels
 from adaptive.optim import RowwiseAdagrad
@@ -140,7 +140,7 @@ def _rows_of_a_batch(probe: Probe, rates: Rates, dim: int, samples: int, *, mean
     probe.note(f"{name}_pool_ms", took)
     probe.note(f"{name}_pool_over_floor", took / (floor.forward / rates.memory * 1e3))
     segments = lookups.segments
-    probe.note(f"{name}_hot_rows", float(len(hot_rows(segments))))
+    probe.note(f"{name}_hot_rows", float(len(set(hot_chunks(segments)[::2]))))
     for way, work in _updates(probe, kernels, weights, slots, segments, lookups.vectors, torch.randn_like(out)):
         took = probe.ms(work)
         probe.note(f"{name}_update_{way}_ms", took)
@@ -163,8 +163,8 @@ def _updates(
         torch.empty((1, len(slots)), device=probe.device),
     )
     settings, corrections = [float(value) for value in optimizer.settings()], probe.send(optimizer.corrections())
-    hot = hot_rows(segments)
-    cold = np.setdiff1d(np.arange(len(slots)), hot)
+    hot = hot_chunks(segments)
+    cold = np.setdiff1d(np.arange(len(slots)), hot[::2])
     starts = np.concatenate([[0], np.cumsum(np.diff(segments)[cold])])
     positions = np.repeat(segments[cold] - starts[:-1], np.diff(starts)) + np.arange(starts[-1])
 

@@ -348,7 +348,7 @@ def test_rows_that_are_looked_up_decay_as_the_twins_do(optimizer: RowOptimizer) 
     states = reference.initial_states(table, optimizer)
     for batch in ids:
         for row in sorted(set(batch)):
-            gradient = reference.weighted_sum(np.ones((batch.count(row), 3), np.float32))
+            gradient = reference.summed_gradient(np.ones((batch.count(row), 3), np.float32))
             reference.update_row(optimizer, weights[row], states[row], gradient)
     assert np.array_equal(found, weights)
     assert np.array_equal(found[[0, 3, 4, 6, 7, 8]], untouched[[0, 3, 4, 6, 7, 8]])

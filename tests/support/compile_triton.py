@@ -28,7 +28,7 @@ from adaptive.kernels.rows.gpu.initial import initial_kernel
 from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, tile_of
 from adaptive.kernels.rows.gpu.move import copy_kernel, copy_tile, copy_warps
 from adaptive.kernels.rows.gpu.pool import POOL_WARPS, pool_kernel
-from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, hot_kernel
+from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, chunks_kernel, hot_kernel
 from adaptive.kernels.rows.gpu.update import update_kernel
 
 TYPES = {
@@ -121,7 +121,9 @@ def row_forms(width: int) -> Iterator[Form]:
             yield update_kernel, shape | form | {"STOCHASTIC": False, "LENGTHS": not scaled, "FLAGGED": not scaled}
     for scaled in flags:
         columns = min(HOT_COLUMNS, tile_of(width).block)
-        yield hot_kernel, {"WIDTH": width, "COLUMNS": columns, "DEPTH": HOT_DEPTH, "SCALED": scaled}
+        hot = {"WIDTH": width, "COLUMNS": columns, "DEPTH": HOT_DEPTH}
+        yield hot_kernel, hot | {"SCALED": scaled}
+    yield chunks_kernel, hot
     for squares, scaled in product(sorted({0, 1, width, width + 1}), flags):
         yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled}
     for state in states(width).values():

@@ -94,7 +94,7 @@ def train_slowly(
         (vectors.sum(1) - torch.from_numpy(batch.labels)).square().mean().backward()
         gradients = np.asarray(vectors.grad)
         for row in dict.fromkeys(batch.ids.tolist()):
-            gradient, count = reference.weighted_sum(gradients[batch.ids == row]), int((batch.ids == row).sum())
+            gradient, count = reference.summed_gradient(gradients[batch.ids == row]), int((batch.ids == row).sum())
             accesses[row], last[row] = accesses[row] + count, number
             if row not in answers and accesses[row] >= skip.min_accesses and len(answers) < capacity:
                 answers[row] = 1

@@ -16,18 +16,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.kernels.planning.lookups import hot_chunks
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.decay import decay, decay_kernel
 from adaptive.kernels.rows.gpu.deferred import accumulate, accumulate_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel, initial_rows
 from adaptive.kernels.rows.gpu.move import copy_kernel, copy_rows
 from adaptive.kernels.rows.gpu.pool import pool, pool_kernel
-from adaptive.kernels.rows.gpu.sums import hot_kernel
+from adaptive.kernels.rows.gpu.sums import chunks_kernel, hot_kernel
 from adaptive.kernels.rows.gpu.update import update, update_kernel
 
 KERNELS = (
-    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, decay_kernel, copy_kernel,
+    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, chunks_kernel, decay_kernel, copy_kernel,
     initial_kernel,
 )  # fmt: skip
 SETTINGS = [0.1, 1e-8, 0.9, 0.999, 0.0]
@@ -81,7 +81,7 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         pool(weights, None, numbers(10).long(), vectors, numbers(bags).int(), segments, none, torch.zeros(bags, width))
         pool(weights, None, numbers(10).long(), vectors[:bags], none, none, none, torch.zeros(bags, width), bags)
         table = weights, state, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections
-        hot = torch.from_numpy(hot_rows(segments.numpy()))
+        hot = torch.from_numpy(hot_chunks(segments.numpy()))
         flag = torch.zeros(())
         update(*table, torch.zeros(1, num), hot=hot, found_inf=flag)
         sums, squares = torch.zeros(5000, width), torch.zeros(5000, squares_width)

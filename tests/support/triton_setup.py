@@ -17,7 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.kernels.planning.lookups import hot_chunks
 from adaptive.optim import RowOptimizer
 from support.row_kernels import Floats
 
@@ -84,7 +84,7 @@ def assert_same_bits(result: Any, expected: Any) -> None:
 
 def hot_of(segments: NDArray[np.int64]) -> torch.Tensor:
     """The hot rows among rows with these segments, on the device."""
-    return torch.from_numpy(hot_rows(segments)).to(DEVICE)
+    return torch.from_numpy(hot_chunks(segments)).to(DEVICE)
 
 
 def settings_of(optimizer: RowOptimizer) -> list[float]:

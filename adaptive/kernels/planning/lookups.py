@@ -10,24 +10,27 @@ overwrites, and leave counting to separate loops. One table is finished before t
 is in the cache.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels.jit import at, in_parallel, kernel
+from adaptive.kernels.vector.row_sums import CHUNK_LOOKUPS
 
-HOT_LOOKUPS: Final = 64  # a row with more is hot; a power of two
 
+def hot_chunks(segments: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(2c,) the chunks of 64 lookups of rows that have more: row and number of each, the longest row first.
 
-def hot_rows(segments: NDArray[np.int64]) -> NDArray[np.int32]:
-    """(h,) distinct rows with more than 64 lookups, the longest sum first.
-
-    segments (U + 1,): start of each row's lookups.
+    segments (U + 1,): start of each distinct row's lookups.
     """
     counts = np.diff(segments)
-    hot = np.flatnonzero(counts > HOT_LOOKUPS)
-    return hot[np.argsort(-counts[hot], kind="stable")].astype(np.int32)
+    hot = np.flatnonzero(counts > CHUNK_LOOKUPS)
+    hot = hot[np.argsort(-counts[hot], kind="stable")]
+    chunks = -(-counts[hot] // CHUNK_LOOKUPS)
+    firsts = np.cumsum(chunks) - chunks
+    rows, numbers = np.repeat(hot, chunks), np.arange(chunks.sum()) - np.repeat(firsts, chunks)
+    return np.stack([rows, numbers], axis=1).astype(np.int32).ravel()
 
 
 class Distinct(NamedTuple):

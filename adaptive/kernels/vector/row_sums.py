@@ -33,6 +33,7 @@ from adaptive.kernels.vector.row_ops import (
     store_past_caches,
 )
 
+CHUNK_LOOKUPS = 64  # of a sum of gradients; a power of two
 LOOKUPS_AHEAD = 32  # 16 is up to a third slower in pooling, 48 measures the same
 
 
@@ -54,6 +55,20 @@ def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start:
     for p in range(start + 1, stop):
         out[i] += scales[p] * as_float32(rows[int(indices[p]) ^ flip])
     return square_sum(out, i)
+
+
+def add_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
+    """out[i] += what `sum_rows` sums, which is summed first."""
+    earlier = out[i].copy()
+    sum_rows(out, i, rows, indices, flip, start, stop)
+    out[i] = earlier + out[i]
+
+
+def add_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any, scales: Any) -> None:
+    """out[i] += what `sum_scaled_rows` sums, which is summed first."""
+    earlier = out[i].copy()
+    sum_scaled_rows(out, i, rows, indices, flip, start, stop, scales)
+    out[i] = earlier + out[i]
 
 
 def sum_found_rows(out: Any, i: Any, rows: Any, places: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
@@ -82,7 +97,7 @@ def may_pass_caches(out: Any) -> Any:
 
 callable_in_kernels(sum_rows, types.float32)
 callable_in_kernels(sum_scaled_rows, types.float32)
-for function in (sum_found_rows, sum_found_rows_past_caches, finish_stores):
+for function in (add_rows, add_scaled_rows, sum_found_rows, sum_found_rows_past_caches, finish_stores):
     callable_in_kernels(function)
 callable_in_kernels(may_pass_caches, types.boolean)
 
@@ -104,8 +119,8 @@ def _lower_finish(context: Any, builder: Any, typed: Any, arguments: Any) -> Any
 def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect: bool = False) -> Callable[..., Any]:
     """Return the code generator of a sum of rows; `store_sum` stores a block of it.
 
-    scaled: scales come last. indirect: rows are places[index], and `places` come before the indices. A direct sum
-    returns the sum of its squares.
+    scaled: scales come last. indirect: rows are places[index], and `places` come before the indices. A direct sum that
+    is stored returns the sum of its squares.
     """
 
     def lower(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
@@ -136,7 +151,7 @@ def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect
                 return columns
             return builder.fmul(splat(builder, item(context, builder, *scales, p), lanes), columns)
 
-        squares = None if indirect else SquareSum(builder)
+        squares = SquareSum(builder) if store_sum is store and not indirect else None
 
         def block(column: Any, lanes: int) -> None:
             total = cgutils.alloca_once_value(builder, term(start, column, lanes))
@@ -155,8 +170,14 @@ def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect
     return lower
 
 
+def _add(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
+    store(builder, builder.fadd(load(builder, place, column, lanes), value), place, column, lanes)
+
+
 lower_builtin(sum_rows, types.VarArg(types.Any))(_lower_sum(store))
 lower_builtin(sum_scaled_rows, types.VarArg(types.Any))(_lower_sum(store, scaled=True))
+lower_builtin(add_rows, types.VarArg(types.Any))(_lower_sum(_add))
+lower_builtin(add_scaled_rows, types.VarArg(types.Any))(_lower_sum(_add, scaled=True))
 lower_builtin(sum_found_rows, types.VarArg(types.Any))(_lower_sum(store, indirect=True))
 lower_builtin(sum_found_rows_past_caches, types.VarArg(types.Any))(_lower_sum(store_past_caches, indirect=True))
 

@@ -57,7 +57,7 @@ class Summed(TwoTiers):
         norms: list[Any] = [np.nan] * len(entries)
         for u, entry in enumerate(entries):
             span = slice(segments[u], segments[u + 1])
-            gradient = reference.weighted_sum(gradients[vectors[span]], scales[span] if len(scales) else None)
+            gradient = reference.summed_gradient(gradients[vectors[span]], scales[span] if len(scales) else None)
             if actions[u] == UPDATE:
                 norms[u] = self.step_slowly(self.location(entry), gradient)
             elif actions[u] != SKIP:

@@ -9,7 +9,7 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.row_kernels import Choose, Floats, TwoTiers, every_optimizer
+from support.row_kernels import Choose, Floats, TwoTiers, every_optimizer, random_rows
 from support.variants import both
 
 from adaptive.kernels.rows.cpu import update
@@ -33,7 +33,7 @@ class Rows(TwoTiers):
         norms, lengths = [], []
         for u, location in enumerate(locations):
             span = slice(segments[u], segments[u + 1])
-            gradient = reference.weighted_sum(gradients[vectors[span]], scales[span] if len(scales) else None)
+            gradient = reference.summed_gradient(gradients[vectors[span]], scales[span] if len(scales) else None)
             lengths.append(math.sqrt(reference.square_sum(reference.row_at(location, self.device, self.host))))
             norms.append(self.step_slowly(location, gradient))
         return np.array([norms, lengths], np.float32)
@@ -52,6 +52,28 @@ def test_update_sums_each_rows_gradients(choose: Choose) -> None:
     np.testing.assert_array_equal(rows.device, [[0, 0], [-3, -4]])
     np.testing.assert_array_equal(rows.host, [[-3, -4], [0, 0]])
     np.testing.assert_array_equal(norms[0], [5, 5])
+
+
+@both
+def test_long_sums_are_taken_in_chunks_of_64(choose: Choose) -> None:
+    """1e8 + 1 is 1e8 in float32, but 1e8 + 64 is not. Chunk by chunk: (1e8 + 63 times 1) + 64 times 1 - 1e8."""
+    rows = Rows(SGD(1.0), 1)
+    rows.device[:] = 0
+    gradients = np.array([[1e8], [1], [-1e8]], np.float32)
+    rows.update(choose, [0], [0, 129], [0] + [1] * 127 + [2], [], gradients)
+    assert rows.device[0, 0] == -64
+
+
+@both
+@pytest.mark.parametrize("lookups", [1, 63, 64, 65, 128, 1000])
+def test_long_sums_equal_the_twin(choose: Choose, lookups: int) -> None:
+    rng = np.random.default_rng(lookups)
+    rows, twin = Rows(SGD(0.5), 19), Rows(SGD(0.5), 19)
+    vectors, gradients = rng.integers(0, 9, lookups + 3), random_rows(rng, 9, 19)
+    for scales in (random_rows(rng, lookups + 3), np.zeros(0, np.float32)):
+        batch = [1, 0], [0, 3, lookups + 3], vectors, scales, gradients
+        np.testing.assert_array_equal(rows.update(choose, *batch), twin.update_slowly(*batch))
+        np.testing.assert_array_equal(rows.device, twin.device)
 
 
 @both

@@ -15,7 +15,7 @@ from support.triton_setup import assert_same_bits, hot_of, needs_gpu, run, setti
 
 import adaptive.kernels.rows.gpu.decay
 import adaptive.kernels.rows.gpu.update
-from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.kernels.planning.lookups import hot_chunks
 from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import update
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
@@ -149,18 +149,23 @@ def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> No
     assert_equals_twin(RowwiseAdagrad(), 130, np.arange(7), row_updates, times=1)
 
 
-def test_rows_with_more_than_64_lookups_are_hot_longest_first() -> None:
-    segments = np.cumsum([0, 64, 65, 1, 200, 65])
-    assert hot_rows(segments).tolist() == [3, 1, 4]
-    assert hot_rows(np.zeros(1, np.int64)).dtype == np.int32 and len(hot_rows(np.zeros(1, np.int64))) == 0
+def test_rows_with_more_than_64_lookups_have_chunks_longest_first() -> None:
+    segments = np.cumsum([0, 64, 65, 1, 192, 65])
+    assert hot_chunks(segments).reshape(-1, 2).tolist() == [[3, 0], [3, 1], [3, 2], [1, 0], [1, 1], [4, 0], [4, 1]]
+    assert hot_chunks(np.zeros(1, np.int64)).dtype == np.int32 and len(hot_chunks(np.zeros(1, np.int64))) == 0
 
 
 @every_optimizer
 @pytest.mark.parametrize(("dim", "scaled"), [(1, True), (33, True), (64, False)])
 def test_hot_rows_equal_the_twin(optimizer: RowOptimizer, dim: int, scaled: bool) -> None:
-    """Whole rounds of 32 lookups, and the rest of one; rows that are not hot come between them."""
-    row_updates = random_row_updates(np.random.default_rng(dim), dim, [65, 3, 96, 64, 1, 137], scaled)
-    assert_equals_twin(optimizer, dim, np.array([2, 6, 0, 4, 3, 1]), row_updates, times=1)
+    """Whole chunks and rounds of 32 lookups, and rests of them; rows that are not hot come between them."""
+    row_updates = random_row_updates(np.random.default_rng(dim), dim, [65, 1, 96, 63, 1000, 64, 128], scaled)
+    assert_equals_twin(optimizer, dim, np.array([2, 6, 0, 4, 3, 1, 5]), row_updates, times=1)
+
+
+def test_a_row_with_more_chunks_than_are_in_flight() -> None:
+    row_updates = random_row_updates(np.random.default_rng(1), 5, [40 * 64 + 7, 64, 70], scaled=True)
+    assert_equals_twin(SGD(0.1), 5, np.array([2, 6, 0]), row_updates, times=1)
 
 
 def test_sums_of_hot_rows_keep_the_sign_of_zero() -> None:

@@ -155,7 +155,7 @@ class HostSearch(Search):
         bags, sent, inputs = lookups.bags, memory.sent, self._searcher.inputs(self._batch)
         by_row: list[NDArray[Any]] = []
         if memory.updates_all:
-            by_row = [lookups.segments, kernels.hot_rows(lookups.segments), lookups.vectors, lookups.scales]
+            by_row = [lookups.segments, kernels.hot_chunks(lookups.segments), lookups.vectors, lookups.scales]
         of_bags = *implied_left_out(bags.num_samples, bags.vectors, bags.starts), bags.scales
         memory.event = sent.send_arrays((lookups.distinct.inverse, *of_bags, *inputs, *by_row))
         inverse, *tensors = sent.tensors

@@ -6,8 +6,8 @@ A plan may leave rows on the host (`misses = "host"`); it is cut here:
     other bags                              are pooled on the device; their rows on the host cross one by one
     rows to update                          are updated where they are, from gradients of vectors
 
-Either way a sum runs in lookup order, so the cut does not change the numbers. If arrays as long as the lookups are on
-the device already (`lookups`), no row is on the host.
+Either way a sum takes its lookups in order, so the cut does not change the numbers. If arrays as long as the lookups
+are on the device already (`lookups`), no row is on the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
 from adaptive.embeddings.tiers.gpu.link import ComputeLink
 from adaptive.embeddings.tiers.gpu.lookups import DeviceLookups, implied_left_out
 from adaptive.embeddings.tiers.gpu.transfer import Transfer
-from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.kernels.planning.lookups import hot_chunks
 
 T = TypeVar("T")
 Pick = Callable[[list[Tensor]], T]  # picks, from all tensors that were sent
@@ -133,7 +133,7 @@ def _pool(pooling: Pooling, lookups: DeviceLookups, packing: _Packing) -> Pick[D
 def _update(row_updates: RowUpdates, lookups: DeviceLookups, packing: _Packing) -> Pick[DeviceUpdates]:
     """An update of all rows of a batch whose lookups are on the device."""
     segments = row_updates.segments
-    sums = packing.add(row_updates.locations, *(() if lookups.by_row else (segments, hot_rows(segments))))
+    sums = packing.add(row_updates.locations, *(() if lookups.by_row else (segments, hot_chunks(segments))))
 
     def updates(sent: list[Tensor]) -> DeviceUpdates:
         to, *by_row = sums(sent)
@@ -238,7 +238,7 @@ def _cut_sums(row_updates: RowUpdates, deferred: Deferred, packing: _Packing) ->
 def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Tensors:
     """Add the arguments of `Segments`."""
     arrays = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
-    return packing.add(*arrays, hot_rows(row_updates.segments))
+    return packing.add(*arrays, hot_chunks(row_updates.segments))
 
 
 def _send_moves(moves: Moves, transfer: Transfer, packing: _Packing) -> Pick[DeviceMoves]:

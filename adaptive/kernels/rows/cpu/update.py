@@ -6,18 +6,47 @@ from adaptive.kernels.jit import in_parallel, kernel
 from adaptive.kernels.rows.cpu.steps import apply_update, measure_row
 from adaptive.kernels.vector.bfloat16 import NEAREST
 from adaptive.kernels.vector.row_ops import AHEAD, prefetch_row
-from adaptive.kernels.vector.row_sums import sum_rows, sum_scaled_rows
+from adaptive.kernels.vector.row_sums import (
+    CHUNK_LOOKUPS,
+    add_rows,
+    add_scaled_rows,
+    square_sum,
+    sum_rows,
+    sum_scaled_rows,
+)
 
 
 @kernel(inline=True)
 def sum_gradients(out, i, start, stop, vectors, scales, gradients):
-    """out[i] = sum over p in [start, stop) of scales[p] * gradients[vectors[p]], in order.
+    """out[i] = sum over p in [start, stop) of scales[p] * gradients[vectors[p]], in order, in chunks of 64.
 
     Returns the sum of its squares. Separate passes for these and for those of the change took a sixth of the update.
     """
+    if stop - start > np.uint64(CHUNK_LOOKUPS):
+        return sum_chunks(out, i, start, stop, vectors, scales, gradients)
     if scales.size > 0:
         return sum_scaled_rows(out, i, gradients, vectors, 0, start, stop, scales)
     return sum_rows(out, i, gradients, vectors, 0, start, stop)
+
+
+@kernel()
+def sum_chunks(out, i, start, stop, vectors, scales, gradients):
+    """Sum each chunk of 64 terms in order, then the chunks in order: a GPU sums the chunks at the same time.
+
+    By itself: as a part of the loop over rows it slows down rows with one lookup by a tenth.
+    """
+    for first in range(start, stop, np.uint64(CHUNK_LOOKUPS)):
+        end = min(first + np.uint64(CHUNK_LOOKUPS), stop)
+        if scales.size > 0:
+            if first == start:
+                sum_scaled_rows(out, i, gradients, vectors, 0, first, end, scales)
+            else:
+                add_scaled_rows(out, i, gradients, vectors, 0, first, end, scales)
+        elif first == start:
+            sum_rows(out, i, gradients, vectors, 0, first, end)
+        else:
+            add_rows(out, i, gradients, vectors, 0, first, end)
+    return square_sum(out, i)
 
 
 @kernel(noalias=True)

@@ -1,10 +1,10 @@
-"""Sums of each row's gradients, in lookup order.
+"""Sums of each row's gradients, in chunks of 64 lookups.
 
 One program that adds 100,000 lookups one after the other takes longer than all other rows together. An addition
 takes 4 cycles, waiting for a term from memory 500; what counts is how many terms are in flight at once. So the sums of
-*hot* rows (more than 64 lookups, `hot_rows`) are taken by a separate launch: one warp for 32 columns of a row, 32
-lookups in flight, added in the same order, so to the same bits. Call 64 positions of the grouped lookups a block: at
-most one hot row starts in a block, and its sum is stored at the block's number.
+*hot* rows (more than 64 lookups, `hot_chunks`) are taken by two separate launches: one warp for 32 columns of a chunk,
+32 lookups in flight, and one for 32 columns of a row, which adds its chunks in order. Call 64 positions of the grouped
+lookups a block: at most one hot row starts in a block, and its sum is stored at the block's number.
 """
 
 import torch
@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adaptive.kernels.planning.lookups import HOT_LOOKUPS
 from adaptive.kernels.rows.gpu.arithmetic import minus_zeros
 from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, tile_of
+from adaptive.kernels.vector.row_sums import CHUNK_LOOKUPS
 
-HOT, HOT_BITS = tl.constexpr(HOT_LOOKUPS), tl.constexpr(HOT_LOOKUPS.bit_length() - 1)
+HOT, HOT_BITS = tl.constexpr(CHUNK_LOOKUPS), tl.constexpr(CHUNK_LOOKUPS.bit_length() - 1)
 HOT_COLUMNS = 32  # of a row that a program sums
 HOT_DEPTH = 32  # lookups in flight at once; of 64 the compiler adds some before it has asked for the others
 
@@ -73,13 +73,14 @@ def sum_gradients(
 
 @triton.jit
 def hot_kernel(
-    hot, segments, vectors, scales, gradients, sums,
+    hot, segments, vectors, scales, gradients, chunk_sums,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Sums of hot rows in lookup order, DEPTH lookups in flight, or 8 where fewer are left."""
-    row = tl.load(hot + tl.program_id(0)).to(tl.int64)
-    start = tl.load(segments + row)
-    count = (tl.load(segments + row + 1) - start).to(tl.int32)
+    """Sums of chunks in lookup order, DEPTH lookups in flight, or 8 where fewer are left."""
+    chunk = tl.program_id(0).to(tl.int64)
+    row = tl.load(hot + 2 * chunk).to(tl.int64)
+    start = tl.load(segments + row) + tl.load(hot + 2 * chunk + 1) * HOT
+    count = tl.minimum(tl.load(segments + row + 1) - start, HOT).to(tl.int32)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     totals = tl.full([COLUMNS], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)  # -0.0
     whole = count // DEPTH * DEPTH
@@ -93,7 +94,31 @@ def hot_kernel(
         totals = add_lookups(
             totals, vectors + at, scales + at, gradients, columns, count - first, WIDTH, COLUMNS, 8, SCALED
         )
-    tl.store(sums + (start >> HOT_BITS) * WIDTH + columns, totals, mask=columns < WIDTH)
+    tl.store(chunk_sums + chunk * WIDTH + columns, totals, mask=columns < WIDTH)
+
+
+@triton.jit
+def chunks_kernel(
+    hot, segments, chunk_sums, sums, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Sums of hot rows from those of their chunks, in order, DEPTH in flight. Programs of later chunks do nothing."""
+    chunk = tl.program_id(0).to(tl.int64)
+    if tl.load(hot + 2 * chunk + 1) == 0:
+        row = tl.load(hot + 2 * chunk).to(tl.int64)
+        start = tl.load(segments + row)
+        number = tl.cdiv(tl.load(segments + row + 1) - start, HOT).to(tl.int32)
+        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        none = tl.full([COLUMNS], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)  # adding -0.0 changes nothing
+        totals = none
+        for first in range(0, number, DEPTH):
+            values = ()
+            for t in tl.static_range(DEPTH):
+                inside = (first + t < number) & (columns < WIDTH)
+                place = chunk_sums + (chunk + first + t) * WIDTH + columns
+                values += (tl.load(place, mask=inside, other=none),)  # type: ignore[assignment, unused-ignore]
+            for t in tl.static_range(DEPTH):
+                totals += values[t]
+        tl.store(sums + (start >> HOT_BITS) * WIDTH + columns, totals, mask=columns < WIDTH)
 
 
 @triton.jit
@@ -129,11 +154,14 @@ def sum_hot_rows(hot: Tensor, segments: Tensor, vectors: Tensor, scales: Tensor,
     """
     if not len(hot):
         return gradients  # no row reads it, and the kernel is the same
-    width = gradients.shape[1]
-    sums = torch.empty((len(vectors) // HOT_LOOKUPS + 1, width), dtype=torch.float32, device=gradients.device)
+    width, num_chunks = gradients.shape[1], len(hot) // 2
+    chunk_sums = torch.empty((num_chunks, width), dtype=torch.float32, device=gradients.device)
+    sums = torch.empty((len(vectors) // CHUNK_LOOKUPS + 1, width), dtype=torch.float32, device=gradients.device)
     columns = min(HOT_COLUMNS, tile_of(width).block)
-    hot_kernel[(len(hot), -(-width // columns))](
-        hot, segments, vectors, scales, gradients, sums,
-        WIDTH=width, COLUMNS=columns, DEPTH=HOT_DEPTH, SCALED=len(scales) > 0, num_warps=1, **EXACT_ARITHMETIC,
+    grid, shape = (num_chunks, -(-width // columns)), {"WIDTH": width, "COLUMNS": columns, "DEPTH": HOT_DEPTH}
+    hot_kernel[grid](
+        hot, segments, vectors, scales, gradients, chunk_sums, SCALED=len(scales) > 0, **shape, num_warps=1,
+        **EXACT_ARITHMETIC,
     )  # fmt: skip
+    chunks_kernel[grid](hot, segments, chunk_sums, sums, **shape, num_warps=1, **EXACT_ARITHMETIC)
     return sums

@@ -130,9 +130,9 @@ def update(
     [segments[u], segments[u + 1]) (int64, none empty) of vectors (G,) int32 or int64, rows of gradients (V, D)
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
     (1 or 2, U) float32 receives the L2 norms of the changes and, in a second line, those of the rows before them. Sums
-    run in lookup order; bits as `cpu.update.update`.
+    run in lookup order, in chunks of 64; bits as `cpu.update.update`.
 
-    hot: (h,) int32 all rows with more than 64 lookups (`kernels.planning.lookups.hot_rows`).
+    hot: (2c,) int32 the chunks of all rows with more than 64 lookups (`kernels.planning.lookups.hot_chunks`).
 
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one lookup, not scaled: its
     sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.

@@ -32,7 +32,7 @@ from adaptive.embeddings.tiers.gpu.lookups import (
 )
 from adaptive.embeddings.tiers.mover import Mover, inline
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels.planning.lookups import hot_rows
+from adaptive.kernels.planning.lookups import hot_chunks
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
 
@@ -90,7 +90,7 @@ def check(lookups: Lookups, expected: Lookups) -> None:
     if memory.by_row is not None:
         assert [tensor.tolist() for tensor in memory.by_row] == [
             expected.segments.tolist(),
-            hot_rows(expected.segments).tolist(),
+            hot_chunks(expected.segments).tolist(),
         ]
 
 
@@ -176,12 +176,13 @@ def test_a_plan_sends_no_array_as_long_as_lookups_or_samples() -> None:
                 (transfer_buffer,) = work._tiered.device._transfer_buffers  # type: ignore[attr-defined]
                 sent = transfer_buffer.tensors
                 fetched = [7, 7]  # their slots and rows
-                assert [len(tensor) for tensor in sent] == [7, *([8, 5] if lookups == "device" else []), *fetched]
+                assert [len(tensor) for tensor in sent] == [7, *([8, 2 * 13] if lookups == "device" else []), *fetched]
                 embeddings.discard()
             counts = embeddings.statistics.take().counts
             totals[lookups] = [int(counts[:, column].sum()) for column in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
     by_lookup, starts, inputs = 4 * 600, 8 * 201 + 8, 2 * 4 * 200
-    rows = 7 * 16 + 2 * 64 + 32 + 2 * 64  # fetched; slots, starts of their lookups, hot rows; slots and rows to fetch
+    # Fetched; slots and starts of their lookups; 13 chunks of hot rows; slots and rows to fetch.
+    rows = 7 * 16 + 2 * 64 + 112 + 2 * 64
     assert totals["host"] == [2 * by_lookup + starts + rows + inputs, 0]
     received = 16 + 2 * 304  # room for distinct rows, an eighth of the lookups
     assert totals["device"] == [by_lookup + 16 + starts + rows + inputs, received]

@@ -165,7 +165,8 @@ def test_plans_name_hot_rows_to_the_kernels() -> None:
     batch = bags([1] * 65, [2, 3], [4] * 70, [2] * 60)
     for planned in embeddings.look_ahead([batch]):
         (work,) = planned.works
-        assert work.device_plan.row_updates.segments.hot.tolist() == [3, 0]  # rows 1, 2, 3, 4 in order of first lookup
+        # Two chunks each; rows 1, 2, 3, 4 in order of first lookup.
+        assert work.device_plan.row_updates.segments.hot.tolist() == [3, 0, 3, 1, 0, 0, 0, 1]
         embeddings.discard()
 
 
