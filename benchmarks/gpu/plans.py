@@ -159,7 +159,8 @@ PLANS: dict[str, tuple[Stage, ...]] = {
         Stage("tests", 90, pytest("tests/gpu/test_gpu_waits.py", "tests/gpu/test_gpu_determinism.py", "-m", "gpu")),
         Stage("steps", 300, bench(
             "step", ALL_PRECISIONS, "batches=16384,2048", "rounds=5",
-            "variants=device,device:graph=1,device:trainer=1,lru:10,lru:10:graph=1,lru:10:trainer=1",
+            "variants=device,device:graph=1,device:trainer=1,lru:10,lru:10:graph=1,lru:10:trainer=1,"
+            "lru:10:trainer=1:eager=1",
         )),
         RUN,
         Stage("ncu", 40, tool(

@@ -4,8 +4,9 @@ Letters: B samples, F features, D width.
 """
 
 import gc
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +17,9 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embeddings.engine.statistics import Statistics, StatisticsCollector
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.kernels.planning.books import ON_HOST
 from adaptive.plugins import load_policy_class
 from adaptive.system import available_bytes
+from adaptive.training import dense_graph
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
 from benchmarks.peers_fbgemm import FbgemmOnGpu
@@ -55,6 +56,7 @@ class Spec:
     tracker_threads: int = 0  # that divide the books of a batch
     programs: int = 0  # of a copy between the tiers
     graph: int = 0  # 1: the model's passes are CUDA graphs, in an own loop
+    eager: int = 0  # 1: `Trainer` launches the dense part's operations one by one
 
     @staticmethod
     def of(text: str) -> "Spec":
@@ -168,17 +170,18 @@ class Tiers(Ours):
         if spec.tracker_threads:
             for tiered in self.bag.runtime.pipeline.tiered_groups:
                 tiered.planner.tracker.threads = spec.tracker_threads
-        self._set_programs(spec.programs if accelerator.is_gpu else 0)
-        self._store_every_row()
-
-    def _set_programs(self, number: int) -> None:
-        """Of all copies until `close`: the reference makes none."""
-        self._restore: Callable[[], None] = lambda: None
-        if number:
+        self._restore = ExitStack()  # of what is set until `close`: the reference makes no copies and has no `Trainer`
+        if spec.programs and accelerator.is_gpu:
             from adaptive.kernels.rows.gpu import move
 
-            usual, move.COPY_PROGRAMS = move.COPY_PROGRAMS, number
-            self._restore = lambda: setattr(move, "COPY_PROGRAMS", usual)
+            self._set(move, "COPY_PROGRAMS", spec.programs)
+        if spec.eager:
+            self._set(dense_graph, "graphs_of", lambda device: None)
+        self._store_every_row()
+
+    def _set(self, module: ModuleType, name: str, value: object) -> None:
+        self._restore.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, value)
 
     def _keep_statistics(self) -> None:
         """Keep what a recorder takes, for `statistics`."""
@@ -203,7 +206,7 @@ class Tiers(Ours):
         )
 
     def close(self) -> None:
-        self._restore()
+        self._restore.close()
         super().close()
 
     def _store_every_row(self) -> None:
@@ -217,7 +220,7 @@ class Tiers(Ours):
             tiered.host.write(rows, weights[: len(rows)], state[: len(rows)])
 
         in_threads(store, range(0, tiered.group.num_rows, BLOCK_ROWS))
-        tiered.planner.tracker.codes[:] = ON_HOST
+        tiered.planner.tracker.store_on_host(np.arange(tiered.group.num_rows))
 
     def look_ahead(self, depth: int) -> None:
         """Set the depth from the next `stream` on."""

@@ -97,7 +97,9 @@ def test_training_waits_in_no_step(device: str, dense: type[torch.optim.Optimize
         assert trainer.train(training.batches(), depth=training.depth, after_step=after_step) == 45
 
 
-@pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+@pytest.mark.parametrize(
+    "dense", [torch.optim.SGD, pytest.param(torch.optim.Adagrad, marks=pytest.mark.smoke), torch.optim.Adam]
+)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_graph_gives_the_bits_of_its_operations(
     device: str, dense: type[torch.optim.Optimizer], bf16: bool, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +123,7 @@ def test_a_graph_gives_the_bits_of_its_operations(
     assert_same(*results)
 
 
+@pytest.mark.smoke
 def test_a_bad_loss_changes_nothing_that_was_trained_before(device: str) -> None:
     training, results = Training(device, LRU, Adam()), []
     batches = training.batches()
