@@ -182,7 +182,7 @@ PLANS: dict[str, tuple[Stage, ...]] = {
             "step", FLOAT32, "dtype=bfloat16", "batches=16384", "rounds=5", "variants=device,lru:10",
         )),
         Stage("keys", 90, commands(
-            rows="data.synthetic.new_ids=0.0", keys="data.synthetic.new_ids=1.0 data.keys.capacity=39062500",
+            rows="data.synthetic.new_ids=0.0", keys="data.synthetic.new_ids=0.1 data.keys.capacity=5000000",
         )),
         Stage("ranks", 35, pytest("tests/gpu/test_gpu_ranks.py", "-m", "gpu")),
         Stage("races", 60, tool(
