@@ -77,7 +77,7 @@ def test_a_busy_look_ahead_thread_is_counted_once(waits: float, times: int, monk
     for _ in range(2 * lookahead.BUSY_BATCHES):
         now += 1
         worker._waited += waits
-        worker._judge_busy()
+        worker._measure_load()
         answers.append(worker._pipeline.is_busy)
     assert answers == [False] * (2 * lookahead.BUSY_BATCHES - 1) + [times == 1]
 

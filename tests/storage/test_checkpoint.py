@@ -157,8 +157,8 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=4), "'version': 5}, got .*'version': 4}"),
-        (lambda m: m.update(format="x"), "got {'format': 'x', 'version': 5}"),
+        (lambda m: m.update(version=4), "'version': 6}, got .*'version': 4}"),
+        (lambda m: m.update(format="x"), "got {'format': 'x', 'version': 6}"),
         (lambda m: m["arrays"][0].update(name="other", file="rows-0-1.npy"), "rows-0-1"),
         (lambda m: m["arrays"][0].update(shape=[-1]), r"arrays\.0\.shape"),
         (lambda m: m["arrays"][0].update(shape=[1] * 100), "at most 64"),
