@@ -23,7 +23,7 @@ from adaptive.data.arrow.arrow_values import (
     report_damage,
 )
 from adaptive.data.data_options import DataOptions
-from adaptive.data.rows.data_files import DataFile, find_parts
+from adaptive.data.rows.data_files import DataFile, find_parts, names_below
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_dataset import Opened, RowData
 from adaptive.data.text.schema import delimited_only, required_schema
@@ -55,8 +55,7 @@ def open_parquet(paths: str, options: DataOptions, run_dir: Path | None) -> RowD
 
 def _in_folder(folder: Path) -> list[Path]:
     """Return all Parquet files in a folder and below, without hidden and temporary ones."""
-    files = (file for file in folder.rglob("*.parquet") if file.is_file())
-    return sorted(file for file in files if not any(part[0] in "._" for part in file.relative_to(folder).parts))
+    return [file for name in names_below(folder, (".parquet",)) if (file := folder / name).is_file()]
 
 
 @dataclass(frozen=True)

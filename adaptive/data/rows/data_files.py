@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from adaptive.errors import InputError
@@ -115,6 +115,24 @@ def find_parts(
     files = find_files(train, list_folder=list_folder)
     more = () if evaluation is None else find_files(evaluation, list_folder=list_folder)
     return files + more, len(files)
+
+
+def names_below(folder: Path, endings: tuple[str, ...]) -> list[str]:
+    """Return the names, relative to a folder, of the files with these endings in it and below, in `name_order`.
+
+    Without hidden and temporary ones: those whose name, or folder, begins with `.` or `_`.
+    """
+    names = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] not in "._"]  # os.walk enters what is left here
+        inner = PurePosixPath(os.path.relpath(place, folder))
+        names += [str(inner / name) for name in files if name[0] not in "._" and name.endswith(endings)]
+    return sorted(names, key=name_order)
+
+
+def name_order(name: str) -> tuple[str, ...]:
+    """Return what relative names are sorted by: folder by folder, so that `a/z` comes before `a-1`."""
+    return PurePosixPath(name).parts
 
 
 def find_file(path: Path) -> DataFile:

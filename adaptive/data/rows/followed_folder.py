@@ -7,10 +7,9 @@ removed.
 
 import contextlib
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,7 +19,7 @@ from adaptive.data import PartRead
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, by_table, shape_of
 from adaptive.data.open import ENDINGS, open_dataset
-from adaptive.data.rows.data_files import find_file
+from adaptive.data.rows.data_files import find_file, name_order, names_below
 from adaptive.data.rows.row_dataset import RowDataset
 from adaptive.errors import ConfigError, InputError
 
@@ -58,12 +57,7 @@ def file_names(spec: str) -> list[str]:
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to follow, got none. Create it, or check the path.")
-    names = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] not in "._"]
-        inner = PurePosixPath(os.path.relpath(place, folder))
-        names += [str(inner / n) for n in files if n[0] not in "._" and n.removesuffix(".gz").endswith(endings)]
-    return sorted(names, key=_order)
+    return names_below(folder, (*endings, *(f"{ending}.gz" for ending in endings)))
 
 
 def latest_file(spec: str) -> str:
@@ -84,10 +78,6 @@ class Counts(NamedTuple):
     @classmethod
     def of(cls, dataset: Dataset) -> "Counts":
         return cls(*(Counter(count()) for count in (dataset.rejects, dataset.out_of_range, dataset.truncated)))
-
-
-def _order(name: str) -> tuple[str, ...]:
-    return PurePosixPath(name).parts
 
 
 class FollowedFolder(Dataset):
@@ -187,14 +177,14 @@ class FollowedFolder(Dataset):
         """
         self.require_unchanged()
         names = file_names(self._spec)
-        late = [name for name in names if after and name not in self._listed and _order(name) < _order(after)]
+        late = [name for name in names if after and name not in self._listed and name_order(name) < name_order(after)]
         for name in late:
             logger.warning(
                 "%s: expected a name behind %s, which is trained, got an earlier one: it is not trained. Rename it",
                 *(self._folder / name, after),
             )
         self._listed = set(names)
-        return next((name for name in names if after is None or _order(name) > _order(after)), None)
+        return next((name for name in names if after is None or name_order(name) > name_order(after)), None)
 
     def require_unchanged(self) -> None:
         """Raise InputError if the current file is another one than it was when it was opened."""
