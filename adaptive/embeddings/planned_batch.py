@@ -93,9 +93,9 @@ class GroupBatch:
         def feedback() -> Feedback:
             sizes = norms()
             # NaN: the flag was set, so nothing was updated.
-            return (
-                nothing if found_inf is not None and np.isnan(sizes[0]).any() else Feedback(rows, sizes, applied_visits)
-            )
+            if found_inf is not None and np.isnan(sizes[0]).any():
+                return nothing
+            return Feedback(rows, sizes, applied_visits)
 
         return feedback
 
@@ -123,14 +123,7 @@ class GroupBatch:
         if gradients is None:
             return [], []
         names, block, parts = self._blocks(gradients, batch)
-        sizes = (
-            [torch.linalg.vector_norm(block, math.inf, dim=(0, 2))]
-            if block.numel()
-            else [block.new_zeros(block.shape[1])]
-        )
-        sizes += [
-            torch.linalg.vector_norm(part, math.inf).reshape(1) if len(part) else part.new_zeros(1) for part in parts
-        ]
+        sizes = [_largest(block, (0, 2), block.shape[1]), *(_largest(part, (0, 1), 1) for part in parts)]
         return names, sizes
 
     def bad_gradients(self, batch: Batch) -> list[str]:
@@ -140,6 +133,14 @@ class GroupBatch:
             return []
         parts = self.split(self.gradients, batch)
         return [name for name, part in parts.items() if not bool(torch.isfinite(part).all())]
+
+
+def _largest(values: Tensor, dims: tuple[int, ...], num: int) -> Tensor:
+    """Return the largest absolute values (num,) over some dimensions; zeros if there is none, which torch refuses."""
+    if not values.numel():
+        return values.new_zeros(num)
+    largest: Tensor = torch.linalg.vector_norm(values, math.inf, dim=dims)
+    return largest.reshape(num)
 
 
 class GroupBatchPart(GroupBatch):
@@ -195,7 +196,7 @@ class Planned:
         self.waited = False  # True if a part had to wait for its rows
         self.works = tuple(works)
         self.num_samples = self.num_samples_of_all = batch.num_samples
-        # Pick now: on the stream that is current here, and a compiled model need not trace it.
+        # Sent now: on the stream that is current here, and a compiled model need not trace it.
         self.dense, self.labels = send(batch.dense), send(batch.labels)
 
     @property

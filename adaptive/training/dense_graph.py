@@ -102,7 +102,7 @@ class DenseGraph:
 
     def replay(self, planned: Planned) -> Judged:
         """Run the step on a batch; the results are valid until the next one."""
-        planned.wait()
+        planned.wait()  # for rows in flight: what follows does not wait for the host
         self.planned.dense.copy_(planned.dense)
         self.planned.labels.copy_(planned.labels)
         for work, leaf in zip(planned.works, self.leaves, strict=True):
@@ -176,7 +176,7 @@ def _record(
 
     def work() -> Judged:
         for leaf in leaves:
-            leaf.grad = None
+            leaf.grad = None  # backward makes it again, in the memory of the graph
         return step(planned)
 
     buffers = save_buffers(model)
@@ -201,10 +201,15 @@ def _record(
     return DenseGraph(planned, leaves, judged, run, embeddings, optimizer, _pointers(optimizer), _settings(optimizer))
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """True if a module draws random numbers in training."""
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
+
+
 def _obstacle(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Return why a graph cannot repeat a model's step, as far as its modules show; "" if nothing does."""
     modules = list(model.modules())
-    if any(isinstance(module, nn.modules.dropout._DropoutNd) for module in modules):
+    if has_dropout(model):
         return "dropout"
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(module, name) for module in modules for name in hooks):

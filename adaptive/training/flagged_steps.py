@@ -49,13 +49,20 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
 def rates_as_on_the_device(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Round the rates of fused optimizers to float32: steps that wait have the bits of those that do not."""
     groups = optimizer.param_groups if is_fused(optimizer) else []
-    rates = [group["lr"] for group in groups]
+    with _using_rates(groups, [float(np.float32(group["lr"])) for group in groups]):
+        yield
+
+
+@contextlib.contextmanager
+def _using_rates(groups: Sequence[dict[str, Any]], rates: Sequence[float | Tensor]) -> Iterator[None]:
+    """Give parameter groups other learning rates, and their own ones back afterwards."""
+    own = [group["lr"] for group in groups]
     for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = float(np.float32(rate))
+        group["lr"] = rate
     try:
         yield
     finally:
-        for group, rate in zip(groups, rates, strict=True):
+        for group, rate in zip(groups, own, strict=True):
             group["lr"] = rate
 
 
@@ -136,21 +143,18 @@ class FlaggedSteps:
         """Let the flag decide whether the optimizers inside change anything."""
         optimizers: list[Any] = [self._optimizer, self._embeddings.optimizer]
         groups = self._optimizer.param_groups
-        rates = [group["lr"] for group in groups]
-        for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
-            if rate != self._known_rates[number]:
-                self._rates[number].fill_(rate)
-                self._known_rates[number] = rate
-            group["lr"] = self._rates[number]
+        for number, group in enumerate(groups):
+            if group["lr"] != self._known_rates[number]:  # writing to the device is a launch
+                self._rates[number].fill_(group["lr"])
+                self._known_rates[number] = group["lr"]
         for optimizer in optimizers:
             optimizer.found_inf, optimizer.grad_scale = self.flag, None
         try:
-            yield
+            with _using_rates(groups, self._rates):
+                yield
         finally:
             for optimizer in optimizers:
                 del optimizer.found_inf, optimizer.grad_scale
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
 
     def add(
         self,

@@ -41,7 +41,7 @@ from adaptive.distributed.sharded_embedding_bag import Embeddings
 from adaptive.embeddings.planned_batch import LookAhead, Planned
 from adaptive.errors import NonFiniteError
 from adaptive.models.loss import log_loss
-from adaptive.training.dense_graph import DenseStep
+from adaptive.training.dense_graph import DenseStep, has_dropout
 from adaptive.training.evaluation import evaluate, vectors_of
 from adaptive.training.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.training.flagged_steps import (
@@ -105,7 +105,7 @@ class Trainer:
         self._flagged: FlaggedSteps | None = None  # these, in `train`
         self._dense_step = DenseStep(embeddings, model, optimizer, self._run_dense)
         self._seed = torch.initial_seed() % 2**64
-        self._has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
+        self._has_dropout = has_dropout(model)
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, after_step: Callable[[], None] = lambda: None) -> int:
