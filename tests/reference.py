@@ -110,7 +110,7 @@ def weighted_sum(rows: Floats, scales: Floats | None = None) -> Floats:
 
 
 def summed_gradient(gradients: Floats, scales: Floats | None = None) -> Floats:
-    """(D,) the gradients of a row's look-ups (n, D), in chunks of 64 from the first; then the chunks in order."""
+    """(D,) the gradients of a row's lookups (n, D), in chunks of 64 from the first; then the chunks in order."""
     starts = range(0, len(gradients), 64)
     chunks = [weighted_sum(gradients[s : s + 64], None if scales is None else scales[s : s + 64]) for s in starts]
     return weighted_sum(np.stack(chunks))
@@ -436,7 +436,7 @@ def train_reference(
     """Train with every table in one flat array: no tiers, no plans, no look-ahead, no policy, nothing skipped.
 
     For each batch: make the vectors of all features, ask for their gradients, then update each row that the batch
-    looks up once, with its gradients summed in look-up order (feature by feature, sample by sample), by chunks of 64.
+    looks up once, with its gradients summed in lookup order (feature by feature, sample by sample), by chunks of 64.
 
     Args:
         tables: features of batches come in their order, table by table.

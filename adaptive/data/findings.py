@@ -156,10 +156,10 @@ def urgent_findings(sample: Sample) -> list[Finding]:
     """Return the findings that hold for any few rows of a longer stream, the worst first."""
     numbered = [sample.numbered(table) for table in sample.tables]
     aucs = {one.name: feature_auc(sample, one, len(ids), codes) for ids, parts in numbered for one, codes in parts}
-    found = [*leaks(sample, aucs), *(one_class(sample) if len(sample) >= _ONE_CLASS_ROWS else ())]
+    worst = [*leaks(sample, aucs), *(one_class(sample) if len(sample) >= _ONE_CLASS_ROWS else ())]
     if any(column.rules is not None and isinstance(column.rules.expire, str) for column in sample.categories):
-        found += milliseconds(sample)
-    return [*found, *unscaled(sample)]
+        worst += milliseconds(sample)
+    return [*worst, *unscaled(sample)]
 
 
 def leaks(sample: Sample, aucs: Mapping[str, float]) -> Iterator[Finding]:

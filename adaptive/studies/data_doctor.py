@@ -22,6 +22,7 @@ from adaptive.data.rows.rejects import MEANINGS
 from adaptive.data.rows.row_dataset import RowData, sample_of
 from adaptive.data.rows.row_source import Block
 from adaptive.errors import InputError
+from adaptive.kernels.planning.keys import hash_keys
 from adaptive.system import usable_cores
 
 MOST_ROWS: Final = 1_000_000
@@ -43,21 +44,21 @@ def examine_data(spec: str, options: DataOptions) -> tuple[int, list[Finding]]:
     """
     no_limits = {"max_bad_fraction": 1.0, "max_bad_label_fraction": 1.0}  # bad lines are findings
     opened = open_source(spec, options.model_copy(update=no_limits))
-    found = list[Finding]()
+    faults = list[Finding]()
     if isinstance(opened, Dataset):
         batches = islice(opened.train(_BATCH), MOST_ROWS // _BATCH)
         sample = Sample.of_batch(concatenate(list(batches)), opened)
     else:
         sample, log = _read(opened), opened.opened.source.log
-        found += [opened.finding] if opened.finding is not None else []
+        faults += [opened.finding] if opened.finding is not None else []
         for cause in sorted(log.counts.keys() - {"empty"}, key=lambda cause: (cause != "float", cause)):
             kind, (where, what) = "float ids" if cause == "float" else "bad lines", log.first_of(cause)
             what, mend = f"bad lines ({log.counts[cause]:,}): {what}", MEANINGS[cause].rstrip(".")
-            found.append(Finding.of(kind, what, where, mend))
-        if not len(sample) and not found:
+            faults.append(Finding.of(kind, what, where, mend))
+        if not len(sample) and not faults:
             raise InputError(f"{spec}: expected rows, got none. Check the files.")
-    found += examine(sample, may_exceed=options.out_of_range == "oov") if len(sample) else []
-    return len(sample), found
+    faults += examine(sample, may_exceed=options.out_of_range == "oov") if len(sample) else []
+    return len(sample), faults
 
 
 def _read(data: RowData) -> Sample:
@@ -173,8 +174,9 @@ def _row_hashes(sample: Sample) -> NDArray[np.uint64]:
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return values ^ (values >> np.uint64(27))
+    hashes = np.empty(len(values), np.uint64)
+    hash_keys(values.view(np.int64), np.uint64(0), hashes)
+    return hashes
 
 
 def _late(sample: Sample) -> Iterator[Finding]:

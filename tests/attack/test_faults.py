@@ -182,15 +182,15 @@ def test_kills_of_a_random_rank_end_as_none(tmp_path: Path, pool: RankPool) -> N
     def resume(rank: int, stage: str, at: int) -> bool:
         """Return True if the run ends before the rank is killed."""
         trouble = [str(ROOT / "tests/support/rank_trouble.py"), str(rank), stage, str(at), "kill"]
-        found = pool.run(2, [*trouble, *command, str(out)])
-        codes = [one.code for one in found]
+        outcomes = pool.run(2, [*trouble, *command, str(out)])
+        codes = [one.code for one in outcomes]
         if codes == [0, 0]:
             assert_equal(numbers(out), numbers(whole))
             assert not [path for path in out.rglob("*") if ".tmp-" in path.name], trouble
             shutil.rmtree(out)
             return True
-        assert codes == ([-9, 10] if rank == 0 else [10, -9]), (trouble, found)
-        assert f"No response from rank {rank} of 2" in found[1 - rank].err, (trouble, found)
+        assert codes == ([-9, 10] if rank == 0 else [10, -9]), (trouble, outcomes)
+        assert f"No response from rank {rank} of 2" in outcomes[1 - rank].err, (trouble, outcomes)
         return False
 
     for _, rng in campaign.tries():

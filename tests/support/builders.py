@@ -49,7 +49,7 @@ def assert_same_batches(found: Iterable[Batch], wanted: Iterable[Batch], *, plac
 
 FEW_ROWS = 100
 HOT_EARLY = SkipConfig(interval=4, hot_rows="50%", min_accesses=4, feedback_delay=4)
-"""For runs of few batches: half of the rows can be hot, from their fourth look-up on."""
+"""For runs of few batches: half of the rows can be hot, from their fourth lookup on."""
 
 
 def skewed_batches() -> Iterator[Batch]:

@@ -6,8 +6,7 @@ from typing import Any, Final
 from adaptive.config import TrainConfig
 from adaptive.training.runs import auto_resume_run
 from support.forked import exit_as_command
-from support.key_runs import SCHEMA, write_day
-from support.toy import SMALL_DLRM
+from support.key_runs import SCHEMA, SETTINGS, write_day
 
 DAY: Final = 80  # seconds, one for each sample that a file may have
 
@@ -31,15 +30,11 @@ def config(folder: Path, out: str, *, data: str, kind: str = "csv", **changed: A
         "follow": True,
         "until": "idle=1s",
         "save_every": 4,
-        "model_options": SMALL_DLRM,
         "batch_size": 8,
         "eval_batch_size": 20,
-        "log_every": 4,
-        "tensorboard": False,
-        "tier": {"device_rows": "100%", "device": "cpu"},
         "out": str(folder / out),
     }
-    return TrainConfig.model_validate(given | changed)
+    return TrainConfig.model_validate(SETTINGS | given | changed)
 
 
 def follow(settings: dict[str, Any]) -> None:

@@ -39,6 +39,14 @@ capacity = 20
 """
 
 
+SETTINGS: dict[str, Any] = {
+    "model_options": SMALL_DLRM,
+    "log_every": 4,
+    "tensorboard": False,
+    "tier": {"device_rows": "100%", "device": "cpu"},
+}
+
+
 def write_day(path: Path, day: int, samples: int = 600) -> None:
     """Samples of one day: a second each, with users and items that come and go."""
     random = np.random.default_rng(day)
@@ -58,15 +66,11 @@ def config(folder: Path, out: str, **changed: Any) -> TrainConfig:
     given = {
         "data": f"csv:{folder / 'day0.csv'}",
         "data_options": {"schema_path": str(folder / "schema.toml"), "holdout": 0.2},
-        "model_options": SMALL_DLRM,
         "batch_size": 2,
         "eval_batch_size": 100,
-        "log_every": 4,
-        "tensorboard": False,
-        "tier": {"device_rows": "100%", "device": "cpu"},
         "out": str(folder / out),
     }
-    return TrainConfig.model_validate(given | changed)
+    return TrainConfig.model_validate(SETTINGS | given | changed)
 
 
 def digest(run: Path) -> tuple[str, dict[str, int]]:

@@ -131,7 +131,7 @@ def test_a_graph_gives_the_bits_of_its_operations(graphs: Recordings, dense: str
 
 @pytest.mark.parametrize("dense", GRAPHED)
 def test_training_resumes_in_the_middle(graphs: Recordings, dense: str) -> None:
-    """In another trainer, which has recorded a step before and records it anew for another optimizer state."""
+    """In another trainer, which has recorded a step before and records it again for another optimizer state."""
     batches = list(ToyData().train(32))
     first = made(dense)
     scheduled(first).train(batches[:10], depth=2)
@@ -239,7 +239,7 @@ def test_settings_that_change_are_seen(graphs: Recordings) -> None:
 
     trainer.train(ToyData().train(32), after_step=after_step)
     assert graphs.replays == 8
-    trainer.train(islice(ToyData().train(32), 3))  # records it anew
+    trainer.train(islice(ToyData().train(32), 3))  # records it again
     assert graphs.replays == 11
 
 

@@ -1,7 +1,7 @@
 """Steps that do not wait: what a flag on the device keeps from changing, when the host looks, and what it then says.
 
 The device is ordinary memory (`cpu-torch`), where torch's fused optimizers read a flag as they do on a GPU. Its events
-happen two steps after they are recorded: whoever waits for one that has not happened is counted.
+happen two steps after they are recorded: each wait for one that has not happened is counted.
 """
 
 import math

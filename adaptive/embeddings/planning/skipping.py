@@ -91,7 +91,7 @@ class HotSet:
         entries: NDArray[np.int32],
         places: NDArray[np.int32],
     ) -> HotRows:
-        """Admit rows with enough lookups; return the hot_set ones of a batch's rows (U,).
+        """Admit rows with enough lookups; return the hot ones of a batch's rows (U,).
 
         The result takes the memory of `places` (U,) and of the candidates' entries.
         """
