@@ -6,8 +6,8 @@ memory of its own. It is recorded before the look-ahead starts, on zeros and wit
 warm up change nothing. Batches of other sizes, or with weights, run the same operations one by one: the bits are equal.
 
 Models that a graph cannot repeat run that way, too: with dropout, whose seed belongs to the step, with buffers that
-change, hooks, sequences or vectors that are not pooled, or a wait for the device. None of them is found by a recording
-that fails, after which torch 2.12 and older cannot allocate.
+change, hooks, sequences or vectors that are not pooled, or a wait for the device. So do models whose graph would leave
+too little memory. None of them is found by a recording that fails, after which torch 2.12 and older cannot allocate.
 """
 
 import contextlib
@@ -25,9 +25,12 @@ from adaptive.batch import Batch
 from adaptive.distributed.sharded_embedding_bag import Embeddings
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.training.flagged_steps import FlaggedSteps, Judged, restore, save_buffers
+from adaptive.errors import DeviceMemoryError
+from adaptive.system import is_out_of_memory
+from adaptive.training.flagged_steps import FlaggedSteps, Judged, forget_states, restore, save_buffers
 
 WARM_UPS = 3  # passes in which kernels are compiled and workspaces allocated, as torch's documentation advises
+LITTLE_MEMORY = "it would leave too little GPU memory"
 Step = Callable[[Planned], Judged]
 logger = logging.getLogger("adaptive.training")
 
@@ -35,8 +38,15 @@ logger = logging.getLogger("adaptive.training")
 class Graphs(Protocol):
     """What records and replays a device's operations."""
 
-    def warm_up(self, work: Callable[[], object]) -> None:
-        """Run `work` a few times; RuntimeError if it waits for the device."""
+    def warm_up(self, work: Callable[[], object]) -> int:
+        """Run `work` a few times; return the bytes of device memory that it takes, and a graph of it.
+
+        Raises:
+            RuntimeError: if it waits for the device, or memory runs out.
+        """
+
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that are free after a warm-up."""
 
     def record(self, work: Callable[[], Judged]) -> tuple[Judged, Callable[[], None]]:
         """Return the result of `work`, and what runs it again in the same memory."""
@@ -45,20 +55,29 @@ class Graphs(Protocol):
 class CudaGraphs:
     """CUDA's graphs."""
 
-    def warm_up(self, work: Callable[[], object]) -> None:
+    def warm_up(self, work: Callable[[], object]) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
         current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(current)
         mode = torch.cuda.get_sync_debug_mode()
-        with torch.cuda.stream(stream), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls the mode a prototype
-            work()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+        try:
+            with torch.cuda.stream(stream), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch calls the mode a prototype
+                work()
+                torch.cuda.set_sync_debug_mode("error")
                 for _ in range(WARM_UPS - 1):
                     work()
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
-        current.wait_stream(stream)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+            current.wait_stream(stream)
+        # All of it is for this stream, which had no memory: a graph allocates the same for its own.
+        return torch.cuda.max_memory_reserved() - before
+
+    def free_bytes(self) -> int:
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
 
     def record(self, work: Callable[[], Judged]) -> tuple[Judged, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
@@ -131,7 +150,7 @@ class DenseStep:
         """Record the step for batches of the first one's size, unless it is; return all batches.
 
         Raises:
-            DeviceMemoryError: if GPU memory runs out.
+            DeviceMemoryError: if GPU memory runs out where it would without a graph.
         """
         graphs = graphs_of(self._embeddings.device)
         if graphs is None:
@@ -164,15 +183,15 @@ def _record(
 
     The caller lets `flag` decide about the update. Changes nothing but memory, and state that an optimizer creates.
     """
-    if not (reason := _obstacle(model, optimizer)):
-        planned = embeddings.read(batch)
-        planned.extras = {}
-        leaves = [work.hold(requires_grad=embeddings.rows_anchor.requires_grad) for work in planned.works]
-        planned.dense.zero_()
-        planned.labels.zero_()
-        reason = "" if all(len(leaf) for leaf in leaves) else "vectors that are not pooled"
-    if reason:
+    if reason := _obstacle(model, optimizer):
         return _run_eagerly(reason)
+    planned = embeddings.read(batch)
+    planned.extras = {}
+    leaves = [work.hold(requires_grad=embeddings.rows_anchor.requires_grad) for work in planned.works]
+    planned.dense.zero_()
+    planned.labels.zero_()
+    if not all(len(leaf) for leaf in leaves):
+        return _run_eagerly("vectors are not pooled")
 
     def work() -> Judged:
         for leaf in leaves:
@@ -182,23 +201,37 @@ def _record(
     buffers = save_buffers(model)
     flag.fill_(1)
     try:
-        graphs.warm_up(work)
+        reason = _warm_up(graphs, work, optimizer)
         if any(not torch.equal(buffer, value) for buffer, value in buffers):
-            return _run_eagerly("buffers that change in a forward pass")
+            reason = "buffers change in a forward pass"
+        if reason:
+            return _run_eagerly(reason)
         with contextlib.ExitStack() as stack:
             for group in optimizer.param_groups:
                 if "capturable" in group:  # torch's Adam asks for it while a graph is recorded
                     stack.callback(group.update, capturable=group["capturable"])
                     group["capturable"] = True
             judged, run = graphs.record(work)
-    except RuntimeError as error:
-        if "synchroniz" not in str(error):
-            raise
-        return _run_eagerly("an operation that waits for the device")
     finally:
         restore(buffers)
         flag.fill_(0)
     return DenseGraph(planned, leaves, judged, run, embeddings, optimizer, _pointers(optimizer), _settings(optimizer))
+
+
+def _warm_up(graphs: Graphs, work: Callable[[], Judged], optimizer: torch.optim.Optimizer) -> str:
+    """Run `work` a few times; return why it cannot be recorded, "" if it can."""
+    num_states = len(optimizer.state)
+    try:
+        needed = graphs.warm_up(work)
+    except (RuntimeError, DeviceMemoryError) as error:
+        if "synchroniz" in str(error):
+            return "an operation waits for the device"
+        if not isinstance(error, DeviceMemoryError) and not is_out_of_memory(error):
+            raise
+        forget_states(optimizer, num_states)  # that of some weight may be incomplete
+        return LITTLE_MEMORY
+    # Twice: batches of other sizes and evaluations take about as much again.
+    return LITTLE_MEMORY if 2 * needed > graphs.free_bytes() else ""
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -207,25 +240,26 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def _obstacle(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Return why a graph cannot repeat a model's step, as far as its modules show; "" if nothing does."""
+    """Return why a graph cannot repeat a model's step, as far as its modules show; "" if it can."""
     modules = list(model.modules())
     if has_dropout(model):
-        return "dropout"
+        return "the model has dropout"
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(module, name) for module in modules for name in hooks):
-        return "hooks of modules"
+        return "modules have hooks"
     if any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in model.parameters()):
-        return "hooks of weights"
+        return "weights have hooks"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return "hooks of the optimizer"
+        return "the optimizer has hooks"
     if getattr(model, "takes_sequences", False):
-        return "sequences"
+        return "the model takes sequences"
     # torch's first step with momentum is another operation, and leaves memory without values if nothing may change.
-    return "momentum" if any(group.get("momentum") for group in optimizer.param_groups) else ""
+    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    return "the optimizer has momentum" if has_momentum else ""
 
 
 def _run_eagerly(reason: str) -> DenseGraph | None:
-    logger.info("the dense part runs without a CUDA graph, because it has %s", reason)
+    logger.warning("the dense part runs without a CUDA graph: %s", reason)  # shown without any configuration
     return None
 
 

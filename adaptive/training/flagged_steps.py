@@ -196,8 +196,7 @@ class FlaggedSteps:
             self._waiting.clear()
             restore(launched.buffers)
             known = launched.num_states if self._looked_at else self._num_states
-            for weight in list(self._optimizer.state)[known:]:  # made by this step, a later one, or a recording
-                del self._optimizer.state[weight]
+            forget_states(self._optimizer, known)  # made by this step, a later one, or a recording
             raise self._error(launched, float(loss[0]), np.isfinite(sizes), torch.from_numpy(logits))
         self._looked_at += 1
         return float(loss[0]), torch.from_numpy(logits)
@@ -217,6 +216,12 @@ class FlaggedSteps:
         bad = {name for name, good in zip(judged.features, finite[len(weights) :], strict=True) if not good}
         features = [name for name in embeddings.features if name in bad]
         return explain_gradients(launched.name, batch, parameters=parameters, features=features)
+
+
+def forget_states(optimizer: torch.optim.Optimizer, known: int) -> None:
+    """Drop the state of all weights but the first `known`."""
+    for weight in list(optimizer.state)[known:]:
+        del optimizer.state[weight]
 
 
 def save_buffers(model: nn.Module) -> SavedBuffers:

@@ -1,6 +1,5 @@
 """The dense step as a graph: without a GPU, a stand-in records torch's operations and repeats them in their memory."""
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import adaptive.training.dense_graph
 from adaptive.batch import Batch
-from adaptive.errors import NonFiniteError
+from adaptive.errors import DeviceMemoryError, NonFiniteError
 from adaptive.training.components import Components
 from adaptive.training.trainer import Trainer
 
@@ -54,14 +53,19 @@ class Recordings:
     """The stand-in; see `adaptive.training.dense_graph.Graphs`."""
 
     def __init__(self) -> None:
-        self.replays = 0
+        self.replays, self.free = 0, 200
 
-    def warm_up(self, work: Callable[[], object]) -> None:
+    def warm_up(self, work: Callable[[], object]) -> int:
         for may_wait in (True, False):
             with Operations(may_wait=may_wait):
                 work()
+        return 100
+
+    def free_bytes(self) -> int:
+        return self.free
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        assert self.free >= 200, "a recording would fail"
         with Operations(may_wait=False) as operations:
             result = work()
 
@@ -198,31 +202,70 @@ def waiting() -> nn.Module:
     return model
 
 
+def trains_eagerly(parts: Components, graphs: Recordings, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    """Twice, and says why once; warnings are shown where logging is not configured."""
+    trainer, batches = scheduled(parts), list(ToyData().train(32))
+    assert trainer.train(islice(batches, 10)) + trainer.train(batches[10:]) == 20
+    assert graphs.replays == 0
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"the dense part runs without a CUDA graph: {reason}")
+    ]
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (lambda: Plain(nn.Dropout(0.5)), "dropout"),
-        (lambda: Plain(Counting()), "buffers that change in a forward pass"),
-        (lambda: Plain(hooked()), "hooks of modules"),
-        (waiting, "an operation that waits for the device"),
+        (lambda: Plain(nn.Dropout(0.5)), "the model has dropout"),
+        (lambda: Plain(Counting()), "buffers change in a forward pass"),
+        (lambda: Plain(hooked()), "modules have hooks"),
+        (waiting, "an operation waits for the device"),
     ],
 )
 def test_other_models_run_their_operations(
     graphs: Recordings, caplog: pytest.LogCaptureFixture, model: Callable[[], nn.Module], reason: str
 ) -> None:
     batches = list(ToyData().train(32))
-    caplog.set_level(logging.INFO, "adaptive.training")
     parts = made(model=model())
-    trainer = scheduled(parts)
-    assert trainer.train(islice(batches, 10)) + trainer.train(batches[10:]) == 20
-    assert graphs.replays == 0
-    assert [record.getMessage() for record in caplog.records] == [
-        f"the dense part runs without a CUDA graph, because it has {reason}"
-    ]
+    trains_eagerly(parts, graphs, caplog, reason)
     with patched(adaptive.training.dense_graph, graphs_of=lambda device: None):
         others = made(model=model())
         scheduled(others).train(batches)
     assert_equal(everything(parts), everything(others))
+
+
+@pytest.mark.parametrize("where", ["forward", "update", "recording"])
+def test_too_little_memory_runs_operations(graphs: Recordings, caplog: pytest.LogCaptureFixture, where: str) -> None:
+    """Found by the passes to warm up: no recording begins."""
+    parts = made()
+    weight, once = next(parts.model.parameters()), iter([1])
+
+    def run_out(*given: object) -> None:
+        for _ in once:
+            if where == "update":
+                parts.optimizer.state[weight]["step"] = torch.zeros(())  # of a state that stays incomplete
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    if where == "recording":
+        graphs.free = 199
+    else:
+        owner, name = (parts.model, "forward") if where == "forward" else (parts.optimizer, "step")
+        method = getattr(owner, name)
+        setattr(owner, name, lambda *given: run_out() or method(*given))
+    trains_eagerly(parts, graphs, caplog, "it would leave too little GPU memory")
+    assert_equal(everything(parts), eager("adam", list(ToyData().train(32))))
+
+
+def test_a_recording_that_runs_out_says_what_would_fit(graphs: Recordings) -> None:
+    parts = made()
+
+    def run_out(work: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    graphs.record = run_out  # type: ignore[assignment, method-assign]
+    with pytest.raises(
+        DeviceMemoryError, match=r"out of GPU memory in recording a graph: .* (Set device_rows to|Lower) "
+    ):
+        scheduled(parts).train(ToyData().train(32))
 
 
 def test_momentum_runs_its_operations(graphs: Recordings) -> None:
