@@ -238,7 +238,7 @@ class DataOptions(Config):
     shuffle_buffer: int = Field(
         default=0, ge=0, le=2**26, description="training rows to shuffle together; 0: the order of the files"
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the shuffle and of negative samples")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the shuffle and of dropped or drawn negatives")
     num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         default="auto",
         description="threads that read files (or Parquet row groups) or make the built-in stream, in parallel; results "

@@ -83,9 +83,6 @@ class Dataset(ABC):
     hash_rows: Mapping[str, int] = NOTHING
     """Table -> rows into which its ids are hashed, for tables whose ids may collide."""
 
-    epochs_differ: bool = False
-    """True if epochs differ in their samples, not only in their order."""
-
     @abstractmethod
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Return batches of the training part; the last one may be smaller."""

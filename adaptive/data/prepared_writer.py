@@ -53,7 +53,7 @@ def prepare(
             called now and then with the progress of the part.
 
     Raises:
-        ConfigError: if the data set cannot be opened, is already prepared, or has other samples in every epoch.
+        ConfigError: if the data set cannot be opened, or is already prepared.
         InputError: if the data are bad, or have changed since they were opened.
         OutputError: if `path` exists or cannot be written; in the latter case nothing is left under its name.
     """
@@ -67,10 +67,6 @@ def prepare(
             is_parquet = spec.startswith("parquet:")  # which several threads read more slowly
             changed["num_workers"] = 1 if is_parquet else usable_cores()
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
-        if dataset.epochs_differ:
-            raise ConfigError(
-                f"prepare: expected data with the same samples in every epoch, got {spec!r}. Train on it directly."
-            )
         written.append(_Writer(dataset, spec, folder, begins, disk).write())
         if (folder / "rejects.jsonl").exists():
             with (folder / "rejects.jsonl").open("rb") as file:

@@ -18,7 +18,6 @@ from adaptive.training.components import torch_settings
 from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, data_of, evaluation_batches, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
-DRAWN: Final = ("user_items", "taobao")  # formats with sampled negatives: a sample is no line of the data
 Scores = Iterable[NDArray[np.float32]]
 Rows = Sequence[Sequence[Any]]  # values of columns, sample by sample
 COLUMN: Final = "score"
@@ -123,9 +122,9 @@ def _at_least_one(
 def _refuse_drawn(run: LoadedRun, data: str | None) -> None:
     description = run.record.get("data")
     kind = description.get("format") if isinstance(description, dict) else None
-    if data is not None and kind in DRAWN:
+    if data is not None and kind == "taobao":  # a sample is no line of the data
         raise ConfigError(
-            f"expected a data format with one sample per line, got {kind} with sampled negatives ({run.path}). Omit "
+            f"expected a data format with one sample per line, got taobao with sampled negatives ({run.path}). Omit "
             "--data to score the evaluation part, or score batches in Python: adaptive.load_run(RUN).predict(batches)"
         )
 

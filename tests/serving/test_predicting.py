@@ -139,21 +139,6 @@ def test_data_without_a_sample(run: Path) -> None:
     assert not Path("scores.npy").exists()
 
 
-def test_samples_that_are_drawn_are_not_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support.toy import toy_config
-
-    from adaptive.training.runs import train_run
-
-    monkeypatch.chdir(tmp_path)
-    Path("schema.toml").write_text('format = "user_items"\nnum_users = 9\nnum_items = 9\n')
-    Path("pairs.txt").write_text("".join(f"{user} {user} {(user + 3) % 9}\n" for user in range(9)))
-    options = {"schema_path": "schema.toml", "holdout": 0.3}
-    train_run(toy_config(data="csv:pairs.txt", data_options=options, out="run", tier={"device_rows": "100%"}))
-    with pytest.raises(ConfigError, match="got user_items with sampled negatives"):
-        predict_run("run", "scores.npy", data="pairs.txt")
-    assert predict_run("run", "scores.npy")["samples"] > 0
-
-
 def test_a_score_that_is_no_number_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_csv(Path("new.csv"), [*lines(20, seed=4), "0,1e38,a,1,a,1,t1"])
     monkeypatch.setattr("adaptive.training.evaluation.logits_of", lambda *_: torch.tensor([torch.nan]))

@@ -22,7 +22,7 @@ from adaptive.data.rows.row_dataset import RowPlan
 from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.rows.vocabularies import TextKeeper
 from adaptive.data.text.delimited import describe
-from adaptive.data.text.schema import DelimitedSchema
+from adaptive.data.text.schema import Schema
 from adaptive.errors import ConfigError, InputError
 
 Types = Mapping[str, object]  # name -> Arrow type, of columns
@@ -157,9 +157,7 @@ def first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def describe_columns(
-    schema: DelimitedSchema, types: Types, options: DataOptions, *, what: str
-) -> tuple[RowFormat, RowPlan]:
+def describe_columns(schema: Schema, types: Types, options: DataOptions, *, what: str) -> tuple[RowFormat, RowPlan]:
     """Return format and plan of the schema's columns, in the order of the data.
 
     Lists are bags, with or without a separator in the schema. The keys `separator`, `quote`, `header` and `columns`

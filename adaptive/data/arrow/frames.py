@@ -13,13 +13,13 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_dataset import Opened, open_rows
-from adaptive.data.text.schema import DelimitedSchema, delimited_only, load_schema, schema_of
+from adaptive.data.text.schema import Schema, load_schema, schema_of
 from adaptive.errors import ConfigError, InputError
 
 
 def from_frame(
     frame: Any,
-    schema: Path | str | Mapping[str, object] | DelimitedSchema,
+    schema: Path | str | Mapping[str, object] | Schema,
     *,
     evaluation: Any = None,
     options: DataOptions | None = None,
@@ -41,9 +41,9 @@ def from_frame(
     if options.eval_data is not None:
         raise ConfigError("from_frame: expected evaluation=FRAME, got options.eval_data. Remove eval_data.")
     if isinstance(schema, Path | str):
-        content = delimited_only("from_frame", load_schema(Path(schema)))
+        content = load_schema(Path(schema))
     else:
-        content = schema if isinstance(schema, DelimitedSchema) else delimited_only("from_frame", schema_of(schema))
+        content = schema if isinstance(schema, Schema) else schema_of(schema)
     frames = tuple(
         _Frame.of(name, table) for name, table in (("frame", frame), ("evaluation", evaluation)) if table is not None
     )

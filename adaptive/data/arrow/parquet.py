@@ -26,7 +26,7 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.rows.data_files import DataFile, find_parts, names_below
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_dataset import Opened, RowData
-from adaptive.data.text.schema import delimited_only, required_schema
+from adaptive.data.text.schema import required_schema
 from adaptive.errors import InputError
 
 # For texts in these encodings pyarrow can return the dictionary and its codes, so that equal texts are parsed once. For
@@ -38,7 +38,7 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 def open_parquet(paths: str, options: DataOptions, run_dir: Path | None) -> RowData:
     """Open the data set `parquet:PATH[,PATH...]`."""
-    schema = delimited_only("data parquet", required_schema("parquet", options.schema_path))
+    schema = required_schema("parquet", options.schema_path)
     types.pyarrow_or_error("data parquet")
     files, num_train = find_parts(paths, options.eval_data, list_folder=_in_folder)
     opened = [_Opened.of(file) for file in files]

@@ -1,10 +1,7 @@
-"""Turn the keys of a text file into rows, distinct texts, and samples of pairs.
+"""Turn the keys of a text file into rows and distinct texts.
 
-Letters: N keys, R rows of a block, K bag columns; V texts, T distinct ones; L lines of P positive pairs with M
-negatives each. A pair gives 1 + M samples, of which it is the first.
+Letters: N keys, R rows of a block, K bag columns; V texts, T distinct ones.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +15,8 @@ Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 START, STOP, QUOTE, SPAN_SIZE = range(4)  # of a text: its range of bytes, and the quote that is doubled in it, or -1
-ALL, KEPT, HELD_OUT = range(3)  # pairs of users and items
 
 _FIRST, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
-_GOLDEN, _S1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(1)
-_TRIES = 32
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -228,74 +222,3 @@ def keep_texts(
             count += 1
             ends[count] = at
     return len(spans), count
-
-
-class Draw(NamedTuple):
-    """The choice of pairs, and how to draw their negatives."""
-
-    split_hash: np.uint64
-    negative_hash: np.uint64
-    held_out_below: int  # the held-out share of the pairs, times 2^63
-    wanted: int  # ALL, KEPT or HELD_OUT
-    num_items: int
-    num_negatives: int
-
-
-@kernel()
-def chain(hash_: np.uint64, value: Word) -> np.uint64:
-    """Return the hash of a value that follows the values hashed to `hash_`."""
-    return mix(hash_ ^ (mix(value) + _GOLDEN))
-
-
-@kernel()
-def contains(items: Ids, first: int, stop: int, item: np.int64) -> bool:
-    """Return True if `item` is in `items[first:stop]`; without a branch, for short lists."""
-    is_positive = False
-    for i in range(first, stop):
-        is_positive |= items[i] == item
-    return is_positive
-
-
-@kernel()
-def expand(users: Ids, items: Ids, ends: Ids, draw: Draw, samples: Ids) -> int:
-    """Write each wanted pair and its negatives; return the number of samples.
-
-    A negative is drawn uniformly from all items. If it is among the positives of its line, it is drawn again, up to 32
-    times. It depends on the hash, the user and the item of its pair only, not on the position of the pair.
-
-    Args:
-        users: (L,).
-        items: (P,), of all lines.
-        ends: (L,) end of each line's items.
-        samples: (P * (1 + M), 4) to fill: user, item, label, line (an index into `users`).
-    """
-    count, first = 0, 0
-    for line in range(len(users)):
-        for i in range(first, ends[line]):
-            held_out = np.int64(chain(chain(draw.split_hash, users[line]), items[i]) >> _S1) < draw.held_out_below
-            if draw.wanted == ALL or held_out == (draw.wanted == HELD_OUT):
-                write_sample(samples, count, users[line], items[i], 1, line)
-                state = chain(chain(draw.negative_hash, users[line]), items[i])
-                for k in range(1, 1 + draw.num_negatives):
-                    state, item = draw_negative(state, items, first, ends[line], draw.num_items)
-                    write_sample(samples, count + k, users[line], item, 0, line)
-                count += 1 + draw.num_negatives
-        first = ends[line]
-    return count
-
-
-@kernel()
-def draw_negative(state: np.uint64, items: Ids, first: int, stop: int, num_items: int) -> tuple[np.uint64, np.int64]:
-    """Draw the next item that is not in `items[first:stop]`; return (new state, item)."""
-    item = np.int64(0)
-    for _ in range(_TRIES):
-        state = mix(state + _GOLDEN)
-        item = scale_to(state, num_items)
-        if not contains(items, first, stop, item):
-            break
-    return state, item
-
-
-@kernel()
-def write_sample(samples: Ids, at: int, user: np.int64, item: np.int64, label: int, line: int) -> None:
-    samples[at, 0], samples[at, 1], samples[at, 2], samples[at, 3] = user, item, label, line

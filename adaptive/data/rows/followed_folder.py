@@ -120,8 +120,7 @@ class FollowedFolder(Dataset):
         try:
             self._file = find_file(path)
             opened = open_dataset(f"{self._kind}:{path}", self._options, run_dir=self._run_dir)
-            if not isinstance(opened, RowDataset):
-                raise ConfigError("expected a schema of samples to follow, got one of users and their items.")
+            assert isinstance(opened, RowDataset)
             opened.follow(is_first=self._identity is None)
         except (ConfigError, InputError) as error:
             raise error if str(path) in str(error) else type(error)(f"{path}: {error}") from error

@@ -1,1 +1,1 @@
-"""Text formats: delimited files with a schema, Criteo, user-item pairs."""
+"""Text formats: delimited files with a schema, Criteo."""

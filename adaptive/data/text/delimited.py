@@ -18,7 +18,6 @@ import numpy as np
 
 from adaptive.config import KeyRules
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset
 from adaptive.data.findings import Finding
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text_fields import parse_iso_time
@@ -29,12 +28,10 @@ from adaptive.data.text.schema import (
     DEFAULT_LENGTH,
     NULLS,
     Categorical,
-    DelimitedSchema,
-    UserItemsSchema,
+    Schema,
     required_schema,
 )
 from adaptive.data.text.text_reader import first_line, first_lines, open_text_files, split_fields
-from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError, suggestion
 
 MOST_COLUMNS = 10_000
@@ -43,11 +40,9 @@ NO_DATA = {"width", "dtype", "capacity", *KeyRules.model_fields}  # settings of 
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
 
-def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> Dataset | RowData:
+def open_csv(paths: str, options: DataOptions, run_dir: Path | None) -> RowData:
     """Open the data set `csv:PATH[,PATH...]`."""
     schema = required_schema("csv", options.schema_path)
-    if isinstance(schema, UserItemsSchema):
-        return open_pairs(paths, schema, options, run_dir)
     files = find_files(paths)
     names = _column_names(files[0], schema, options)
     form, plan = describe(schema, names, options)
@@ -85,7 +80,7 @@ def _find_float_text(file: DataFile, form: RowFormat) -> Finding | None:
 
 
 def describe(
-    schema: DelimitedSchema, names: Sequence[str], options: DataOptions, *, lists: Container[str] | None = None
+    schema: Schema, names: Sequence[str], options: DataOptions, *, lists: Container[str] | None = None
 ) -> tuple[RowFormat, RowPlan]:
     """Return format and plan of a file with the columns `names`, as the schema describes them.
 
@@ -145,7 +140,7 @@ def describe(
     return form, RowPlan(features, tuple(transforms), cut, identity, widths, schema.time is not None, dtypes, slot)
 
 
-def _identity(schema: DelimitedSchema) -> dict[str, object]:
+def _identity(schema: Schema) -> dict[str, object]:
     """Return the schema as JSON values, without what is no fact about the data; as before there were sequences."""
     values = schema.model_dump(mode="json", exclude={"categorical": {"__all__": NO_DATA}})
     for group in values["categorical"]:
@@ -228,7 +223,7 @@ def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:
     return RowRule.of(options.model_copy(update=update))
 
 
-def _column_names(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+def _column_names(file: DataFile, schema: Schema, options: DataOptions) -> list[str]:
     """Return the columns of a file, without optional labels that are not in its first line."""
     if schema.columns is None:
         names = _fields(file, schema, options)
@@ -245,7 +240,7 @@ def _column_names(file: DataFile, schema: DelimitedSchema, options: DataOptions)
     return names
 
 
-def _fields(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+def _fields(file: DataFile, schema: Schema, options: DataOptions) -> list[str]:
     """Return the fields of the first line; no fields for an empty file."""
     line = first_line(file, options.max_line_bytes)
     try:
@@ -268,7 +263,7 @@ class _Wanted(NamedTuple):
     may_be_list: bool = False
 
 
-def _wanted(schema: DelimitedSchema, options: DataOptions) -> Iterator[_Wanted]:
+def _wanted(schema: Schema, options: DataOptions) -> Iterator[_Wanted]:
     if schema.label is not None:
         kind = kernels.LABEL_BINARY if schema.label.positive is None else kernels.LABEL_SET
         kind = kind if schema.label.threshold is None else kernels.LABEL_THRESHOLD
@@ -289,9 +284,7 @@ def _wanted(schema: DelimitedSchema, options: DataOptions) -> Iterator[_Wanted]:
         yield _Wanted(f"categorical.{number}.columns", group.columns, column, may_be_list=True)
 
 
-def _uses(
-    schema: DelimitedSchema, names: Sequence[str], lists: Container[str], options: DataOptions
-) -> dict[str, Column]:
+def _uses(schema: Schema, names: Sequence[str], lists: Container[str], options: DataOptions) -> dict[str, Column]:
     """Return name -> column for each column that the schema names."""
     if len(names) > MOST_COLUMNS:
         raise ConfigError(
@@ -322,7 +315,7 @@ def _uses(
     return uses
 
 
-def _other_separator(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> str:
+def _other_separator(schema: Schema, names: Sequence[str], options: DataOptions) -> str:
     """Return a hint if another separator splits a header of one column, or nothing."""
     patterns = [pattern for wanted in _wanted(schema, options) for pattern in wanted.patterns]
     matches = {other: len(_matching(patterns, names[0].split(other))) for other in ",\t;| "} if len(names) == 1 else {}

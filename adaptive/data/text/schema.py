@@ -140,10 +140,9 @@ class Time(Config):
     )
 
 
-class DelimitedSchema(Config):
-    """A file with one sample per line."""
+class Schema(Config):
+    """Data with one sample per line or row."""
 
-    format: Literal["delimited"] = "delimited"
     separator: Separator = ","
     quote: Literal['"', "'", ""] = '"'
     header: bool = True
@@ -190,19 +189,6 @@ def _is_number(text: str) -> bool:
         return False
 
 
-class UserItemsSchema(Config):
-    """A file of implicit positives: each line is a user and its items, `user item item ...`."""
-
-    format: Literal["user_items"]
-    separator: Separator = " "
-    num_users: int = Field(ge=1, le=MAX_ROWS, description="users are numbers in [0, num_users)")
-    num_items: int = Field(ge=1, lt=2**32, description="items are numbers in [0, num_items)")
-    num_negatives: int = Field(default=4, ge=0, le=1000, description="negative samples drawn for each pair")
-
-
-Schema = DelimitedSchema | UserItemsSchema
-
-
 def load_schema(path: Path) -> Schema:
     """Read a schema file, by path or by the name of an installed one such as `kdd12-click`.
 
@@ -235,27 +221,16 @@ def required_schema(kind: str, path: Path | None) -> Schema:
     return load_schema(path)
 
 
-def delimited_only(what: str, schema: Schema) -> DelimitedSchema:
-    """Return the schema, for data with columns; raise ConfigError if it describes lists."""
-    if not isinstance(schema, DelimitedSchema):
-        raise ConfigError(
-            f"{what}: expected a schema with format = 'delimited', got 'user_items', which is for lists in text files. "
-            "Describe the columns instead."
-        )
-    return schema
-
-
 def schema_of(values: Mapping[str, object], what: str = "schema") -> Schema:
     """Return the schema with this content.
 
     Raises:
         ConfigError: with all mistakes, each with its key; begins with `what`.
     """
-    model = UserItemsSchema if values.get("format") == "user_items" else DelimitedSchema
     try:
-        return model.model_validate(values)
+        return Schema.model_validate(values)
     except ValidationError as error:
-        mistakes = explain(model, error, separator="\n  ")
+        mistakes = explain(Schema, error, separator="\n  ")
         raise ConfigError(f"{what}:\n  {mistakes}") from error
 
 

@@ -72,8 +72,6 @@ def test_mistakes_name_the_place() -> None:
         from_frame([1], schema)
     with pytest.raises(ConfigError, match="schema:\n  categorical: "):
         from_frame(pa.table({"a": [1]}), {})
-    with pytest.raises(ConfigError, match="user_items"):
-        from_frame(pa.table({"a": [1]}), "gowalla")
     with pytest.raises(InputError, match=r"expected each column once, got a twice"):
         from_frame(pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"]), schema)
     with pytest.raises(ConfigError, match="Remove eval_data"):
@@ -81,11 +79,11 @@ def test_mistakes_name_the_place() -> None:
 
 
 def test_schemas_are_installed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_schema(Path("gowalla")) == load_schema(Path(__file__).parents[3] / "adaptive/data/schemas/gowalla.toml")
+    assert load_schema(Path("avazu")) == load_schema(Path(__file__).parents[3] / "adaptive/data/schemas/avazu.toml")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "gowalla").write_text('[[categorical]]\ncolumns = ["own"]')
-    assert load_schema(Path("gowalla")).categorical[0].columns == ("own",)
-    with pytest.raises(ConfigError, match="one of these names: avazu, gowalla"):
+    (tmp_path / "avazu").write_text('[[categorical]]\ncolumns = ["own"]')
+    assert load_schema(Path("avazu")).categorical[0].columns == ("own",)
+    with pytest.raises(ConfigError, match="one of these names: avazu, kdd12-click"):
         load_schema(Path("x"))
 
 

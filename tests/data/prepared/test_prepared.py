@@ -212,10 +212,6 @@ def test_when_the_disk_fails_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_data_that_cannot_be_prepared(tmp_path: Path) -> None:
-    (tmp_path / "schema.toml").write_text('format = "user_items"\nnum_users = 5\nnum_items = 9\n')
-    (tmp_path / "data.csv").write_text("1 2 3\n")
-    with pytest.raises(ConfigError, match="expected data with the same samples in every epoch"):
-        prepare(f"csv:{tmp_path / 'data.csv'}", options(tmp_path), tmp_path / "out")
     with pytest.raises(ConfigError, match="expected data that are not prepared"):
         prepare("prepared:x", DataOptions(), tmp_path / "out")
 

@@ -243,7 +243,6 @@ def test_no_rows(tmp_path):
         (DIRECT.replace('"l"', '"l"\npositive = ["NA"]'), ["not in label.positive, got 'NA'"]),
         (DIRECT + "min_count = 2", ["expected min_count only with vocabulary = true, got it with num_embeddings"]),
         ("header = false\n" + DIRECT, ["expected either header = true or columns = [...], got neither"]),
-        ("format = 'user_items'\nnum_users = 0", ["num_users: ", "got 0", "num_items: "]),
         ("a = ", ["schema.toml: expected TOML in UTF-8, got "]),
         (
             DIRECT.replace('"b"', '"c"').replace('"l"', '"a"'),

@@ -11,6 +11,7 @@ from support.toy_runs import assert_equal, state
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, InputError
+from adaptive.serving.predicting import predict_run
 from adaptive.training.components import build, open_data
 from adaptive.training.runs.loading import evaluate_run
 from adaptive.training.runs.resuming import resume_run
@@ -89,6 +90,8 @@ def test_a_run_goes_on_and_is_evaluated_again(tmp_path: Path) -> None:
     assert [again[name] for name in ("auc", "log_loss", "accuracy")] == [
         whole[name] for name in ("auc", "log_loss", "accuracy")
     ]
+    with pytest.raises(ConfigError, match="got taobao with sampled negatives"):
+        predict_run(tmp_path / "whole", tmp_path / "scores.npy", data=str(events))
     events.write_text(events.read_text().replace("pv", "fav"))
     with pytest.raises(InputError, match=r"expected the data of .*sha256"):
         evaluate_run(tmp_path / "whole")
