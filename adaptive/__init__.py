@@ -35,10 +35,10 @@ if TYPE_CHECKING:
         SkipRule,
         TierView,
     )
-    from adaptive.studies.own_loop import Recording, compare_policies, simulate_policies
     from adaptive.studies.policy_checks import check_policy, check_rule
     from adaptive.training.evaluation import Evaluation, evaluate
     from adaptive.training.runs.loading import LoadedRun, load_run
+    from adaptive.training.telemetry.recording import Recording
 
 _PUBLIC_NAMES = {
     "batch.batch": "Batch Origin Refill concatenate one_hot_batch",
@@ -59,10 +59,10 @@ _PUBLIC_NAMES = {
     "models.model_settings": "DLRMConfig TBSMConfig",
     "optim": "Adagrad Adam FTRL RowOptimizer RowwiseAdagrad SGD",
     "policy": "ByRow Calibrates Follows InputPolicy InputRule NEVER Policy RowStats SATURATED SkipRule TierView",
-    "studies.own_loop": "Recording compare_policies simulate_policies",
     "studies.policy_checks": "check_policy check_rule",
     "training.evaluation": "Evaluation evaluate",
     "training.runs.loading": "LoadedRun load_run",
+    "training.telemetry.recording": "Recording",
 }
 """Module -> the public names it defines, all of which are imported when they are first used."""
 _HOMES = {name: module for module, names in _PUBLIC_NAMES.items() for name in names.split()}
@@ -114,13 +114,11 @@ __all__ = [
     "TrainConfig",
     "check_policy",
     "check_rule",
-    "compare_policies",
     "concatenate",
     "evaluate",
     "load_run",
     "one_hot_batch",
     "open_dataset",
-    "simulate_policies",
 ]
 __version__ = "0.1.0"
 

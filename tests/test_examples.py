@@ -57,18 +57,6 @@ def test_nine_lines_make_a_plain_loop_a_tiered_one(capsys: pytest.CaptureFixture
     assert aucs("plain_loop.py") == pytest.approx([trained, trained], abs=2e-4)
 
 
-@pytest.mark.nightly
-def test_own_policies_records_compares_and_simulates(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["own_policies.py", str(tmp_path / "run")])
-    text = printed("own_policies.py", capsys)
-    assert "policy lfu: 60 steps, 15,360 samples" in text
-    assert "lfu: within the AUC budget of 0.0005 (equal to the control bit for bit)" in text
-    assert "least device rows for policies that prefetch misses" in text
-    assert (tmp_path / "run/metrics.jsonl").exists()
-
-
 def test_the_logging_sink_follows_a_run_until_it_ends(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

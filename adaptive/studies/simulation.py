@@ -19,7 +19,7 @@ from adaptive.counters import Counter
 from adaptive.data.dataset import Changed, Dataset, Feature, tables_of
 from adaptive.data.rows.batcher import Fitted
 from adaptive.data.rows.vocabularies import KeyCounter
-from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
 from adaptive.errors import ConfigError, DeviceMemoryError
@@ -131,20 +131,6 @@ def simulate(
     most = None if config.steps is None else READ_AHEAD * config.steps * config.batch_size
     dataset = number_keys(open_data(config), most)
     (group,) = make_groups(study_tables(config, dataset, embedding_dim), config.seed)
-    return simulate_group(cases, sizes, (dataset, group), on_progress=on_progress, stop=stop)
-
-
-def simulate_group(
-    cases: Sequence[Case],
-    sizes: Sequence[str],
-    data: tuple[Dataset, Group],
-    *,
-    on_progress: OnProgress = lambda batches, total: None,
-    stop: StopRequest | None = None,
-) -> Simulation:
-    """Simulate over open data; batches have the order of the group's features."""
-    _check(cases, sizes)
-    config, (dataset, group) = cases[0][1], data
     held = config.tier.held_rows or held_rows(first_batches(config, dataset), config.depth)
     tier = config.tier.model_copy(update={"held_rows": held})
     setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)

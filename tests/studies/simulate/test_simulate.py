@@ -192,9 +192,10 @@ def test_no_size_that_fits_is_an_error(dataset: Dataset) -> None:
 def test_a_failing_policy_ends_only_its_own_run(dataset: Dataset, tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(
-        "from adaptive.policies.lru import LRU\n"
+        "from adaptive import InputPolicy\nfrom adaptive.policies.lru import LRU\n"
         "class Scores(LRU):\n    def score(self, rows):\n        raise RuntimeError('no idea')\n"
-        "class Arranges(LRU):\n    def arrange(self, batches, view):\n        yield next(batches)\n        1 / 0\n"
+        "class Arranges(InputPolicy, LRU):\n"
+        "    def arrange(self, batches, view):\n        yield next(batches)\n        1 / 0\n"
     )
     names = ("Scores", "Arranges")
     cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0)) for name in names]
