@@ -11,7 +11,7 @@ from support.manifests import write_record
 from adaptive.config import SkipConfig, TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.plugins import CODE_SETTINGS, code_flags, is_foreign
-from adaptive.training.runs.run import next_commands, resume_command
+from adaptive.training.runs.run import resume_command
 from adaptive.training.settings import load_settings
 
 TRAP = """
@@ -99,7 +99,6 @@ def test_commands_that_are_shown_name_the_users_own_code() -> None:
         "adaptive-train run --resume runs/a --policy 'my policy.py:Mine' --skip r.py:R+x=1"
     )
     assert resume_command(Path("runs/a"), TrainConfig(policy="lru")) == "adaptive-train run --resume runs/a"
-    assert next_commands(Path("runs/a"), own, has_evaluation=True).endswith(" --skip r.py:R+x=1")
     assert code_flags({"policy": None}) == ""
 
 

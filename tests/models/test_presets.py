@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.models.paper_presets import PRESETS
 from adaptive.training.components import build, open_data
-from adaptive.training.runs.training import plan_run
 from adaptive.training.settings import load_settings
 
 SMALL = ["data.synthetic.rows=100000", "data.synthetic.num_train=2000", "data.synthetic.num_eval=0", "batch_size=64"]
@@ -77,12 +75,3 @@ def test_rmc1_brings_its_model_its_optimizer_and_sequences() -> None:
     assert (config.dense_optimizer.name, config.dense_optimizer.lr) == ("adagrad", 0.05)
     other, _ = load_settings(flags={"preset": "rmc1", "data": "taobao:x"}, sets=["optimizer.name=sgd"])
     assert (other.data, other.optimizer.name, other.model) == ("taobao:x", "sgd", "tbsm")
-
-
-def test_a_dry_run_says_what_a_preset_would_take() -> None:
-    plan = plan_run(load_settings(flags={"preset": "rmc2"}, sets=SMALL)[0])
-    assert plan["preset"]["name"] == "rmc2" and "Criteo Kaggle" in plan["preset"]["source"]
-    assert plan["preset"]["published_tables"] == "33.8 million rows, 2 GB"
-    assert (plan["tables"], plan["rows"]) == (26, 100_000)
-    assert plan["dense_parameters"] > 300_000 and plan["memory_bytes"]
-    assert "preset" not in plan_run(TrainConfig(data_options=load_settings(sets=SMALL)[0].data_options))

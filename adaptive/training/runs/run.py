@@ -4,9 +4,7 @@ import contextlib
 import json
 import math
 import shlex
-import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
@@ -19,6 +17,7 @@ from adaptive.data.open import BUILT_IN
 from adaptive.data.rows.followed_folder import FollowedFolder
 from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
 from adaptive.errors import ConfigError, InputError, RanksError
+from adaptive.kernels.jit import compilation
 from adaptive.plugins import code_flags
 from adaptive.policy import InputRule, SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
@@ -44,12 +43,9 @@ from adaptive.training.trainer import Trainer
 FEW_STEPS: Final = 50  # in an epoch: a warning
 ENOUGH_STEPS: Final = 100  # in an epoch: the batch size that the warning suggests
 LEAST_BATCH: Final = 16
-FALLEN_AUC: Final = 0.001  # from the best evaluation to the last: a warning
-RIVALS = ("lru", "lfu", "slipstream")
-CURVES_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard opens on another tab, and plug-ins cannot change it
 QUALITY_OF: Final = ("step", "samples", "auc", "log_loss", "accuracy")  # of an evaluation, in the summary
 WORK_OF: Final = ("step", "samples_read", "seconds", "cpu_seconds")
-ROWS_PAGE = "http://localhost:6006/#adaptive_rows"
+COMPILING: Final = "compiling kernels, once on this machine for these settings (about half a minute)"
 
 
 def code_of(config: TrainConfig) -> dict[str, str | None]:
@@ -71,39 +67,6 @@ def how_to_resume(directory: Path, config: TrainConfig) -> str:
     return f"{directory} has no checkpoint yet (save_every={config.save_every}). Start the run again"
 
 
-def next_commands(
-    directory: Path,
-    config: TrainConfig,
-    *,
-    has_evaluation: bool,
-    which: Callable[[str], str | None] = shutil.which,
-) -> str:
-    """Suggested commands for the run in `directory`, each below a line that says what it does.
-
-    Only commands that can work are suggested. If `adaptive-train` is not on the path, the first one puts it there.
-
-    Args:
-        has_evaluation: the data have an evaluation part.
-        which: finds programs on the path.
-    """
-    run = shlex.quote(str(directory))
-    policies = ",".join(dict.fromkeys((*RIVALS, config.policy)))
-    commands = {}
-    if not which("adaptive-train"):
-        commands["activate the environment"] = f"source {shlex.quote(f'{sys.prefix}/bin/activate')}"
-    if config.tensorboard:
-        view = f"view curves at {CURVES_PAGE} and the rows of each table at {ROWS_PAGE}"
-        commands[view] = f"tensorboard --logdir {shlex.quote(str(directory.parent))}"
-    if config.save and has_evaluation:
-        model = f" --set model={shlex.quote(config.model)}" if code_flags({"model": config.model}) else ""
-        commands["evaluate the saved weights"] = f"adaptive-train eval {run}{model}"
-    rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
-    if not config.follow:
-        compare = f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}"
-        commands["train the same model under several policies and compare them"] = compare
-    return "".join(f"\n  {purpose}:\n    {command}" for purpose, command in commands.items())
-
-
 def steps_hint(config: TrainConfig, samples: int) -> str:
     """A warning if an epoch of file data has few steps; else an empty text.
 
@@ -119,18 +82,6 @@ def steps_hint(config: TrainConfig, samples: int) -> str:
     return (
         f"warning: an epoch has only {steps} steps ({in_epoch:,} samples, batch size {config.batch_size:,}), so the "
         f"AUC depends strongly on --seed. Try --batch-size {wanted} or more --epochs"
-    )
-
-
-def quality_hint(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> str:
-    """A line of advice if the held-out AUC fell before the end and the best weights are not saved; else empty."""
-    aucs = [(record.auc, record.step) for record in evaluations if record.auc is not None]
-    best, step = max(aucs, key=lambda point: point[0], default=(0.0, 0))
-    if config.save == "best" or config.follow or best - FALLEN_AUC < (last := aucs[-1][0] if aucs else best):
-        return ""
-    return (
-        f"\nwarning: the AUC of the evaluation samples fell from {best:.4f} after step {step:,} to {last:.4f}. Keep "
-        "the best weights with --set save=best, or end training earlier with --set patience=NUMBER\n"
     )
 
 
@@ -195,15 +146,13 @@ class Run:
         damaged = left.damaged if left else ()
         self.checkpoints = checkpoints_of(self._where, self._peers, keep=config.keep_checkpoints, damaged=damaged)
 
-    def train(self, *, compile_s: float = 0.0) -> dict[str, Any]:
-        """Train, save and evaluate; return the summary, with its texts `table` and `details`.
-
-        `compile_s`: seconds in which kernels were compiled before.
-        """
+    def train(self) -> dict[str, Any]:
+        """Train, save and evaluate; return the summary, with its texts `table` and `details`."""
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
         self._print(policy_text(self.config.policy, self.components.embeddings.policy, self.components.embeddings.rule))
         self._print(model_hint(self.config, features, self.dataset.num_dense))
+        compilation.announce = partial(self._print, COMPILING)
         try:
             evaluation = self._train()
         except SystemExit:
@@ -211,21 +160,19 @@ class Run:
             raise
         except RanksError as error:
             raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
+        finally:
+            compilation.announce = None
         self._print(constant_label_text(self.recorder.log_loss))
         summary = self._summary(evaluation)
         self.directory.finish(summary.to_json())
-        summary.compile_s = compile_s  # no fact about the run
         totals, run = self.recorder.totals, shlex.quote(str(path))
         rows, misses = sum(self._table_rows.values()), self.components.embeddings.policy.misses
         text = run_text(summary, totals, rows=rows, misses=misses, run=run)
         if hint := steps_hint(self.config, summary.samples):
             text += f"\n{hint}\n"
-        text += quality_hint(self.config, self.recorder.evaluations)
         curves = f"   curves: tensorboard --logdir {shlex.quote(str(path.parent))}" if self.config.tensorboard else ""
         text += f"\n{path}{curves}\nmore: adaptive-train run ... --verbose (stages, tables, traffic)"
-        commands = next_commands(path, self.config, has_evaluation=evaluation is not None)
-        details = details_text(summary, totals, self._table_rows) + f"\nnext:{commands}"
-        return {**summary.to_json(), "table": text, "details": details}
+        return {**summary.to_json(), "table": text, "details": details_text(summary, totals, self._table_rows)}
 
     def _train(self) -> Evaluation | None:
         agreed = None if self._peers is None else AgreedStop(self._peers)

@@ -1,33 +1,27 @@
 """Train a run from scratch or from another run's weights, or plan it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NotRequired, TextIO, TypedDict
+from typing import Any, Final, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.rows.vocabularies import INDEX, stored_tables
 from adaptive.distributed.peers import Peers
 from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
 from adaptive.distributed.sharded_rows import regroup
-from adaptive.embeddings.planning.access_log import Trace
 from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.planning.lookups import DistinctFinder
-from adaptive.errors import CheckpointError, ConfigError, DeviceMemoryError
+from adaptive.errors import CheckpointError, ConfigError
 from adaptive.models.loss import start_at_base_rate
 from adaptive.models.model_settings import OPTIONS
-from adaptive.models.paper_presets import PRESETS
-from adaptive.policy import arranges
 from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.checkpoint import Checkpoint, load_best
 from adaptive.storage.run_directory import RunDirectory, read_record
 from adaptive.training.components import (
     Components,
-    SizedComponents,
     build,
     first_batches,
     open_data,
@@ -43,43 +37,10 @@ from adaptive.training.runs.distributed import (
     require_shared_directory,
 )
 from adaptive.training.runs.following import refuse_following
-from adaptive.training.runs.rehearsal import rehearse
 from adaptive.training.runs.run import Run, refuse_unreachable
 from adaptive.training.runs.run_record import config_of, data_entries
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays
 from adaptive.training.telemetry.report import SCHEMA
-
-
-def rows_in_flight(config: TrainConfig, components: SizedComponents, batches: Sequence[Batch]) -> int:
-    """Device rows that a batch and the `depth` batches before it need at once, at most."""
-    most = 0
-    for group in components.embeddings.groups:
-        finder = DistinctFinder(group)
-        rows = [finder.find(batch).rows.copy() for batch in batches]
-        seen = np.unique(
-            np.concatenate([np.empty(0, np.int64), *rows])
-        )  # so memory follows from the rows in these batches, not from all rows
-        trace = Trace(len(seen))
-        for rows_of_batch in rows:
-            trace.add(np.searchsorted(seen, rows_of_batch))
-        most += min(trace.most_held(config.depth), group.num_rows)  # more keys than rows share one
-    return most
-
-
-def refuse_too_few(config: TrainConfig, components: SizedComponents, batches: Sequence[Batch], needed: int) -> None:
-    """Raise DeviceMemoryError if a run would raise it in its first batches."""
-    embeddings = components.embeddings
-    room, policy = embeddings.device_rows, embeddings.policy
-    is_possible = arranges(policy) or policy.misses == "host" or config.tier.when_full == "reduce_lookahead"
-    if is_possible or needed <= room:
-        return
-    raise DeviceMemoryError(
-        f"expected at least {needed:,} device rows for {config.depth + 1} of the first {len(batches)} batches, got "
-        f"{room:,} (tier.device_rows). Raise device_rows to {needed} or more, lower batch_size or depth (now "
-        f"{config.depth}), or set tier.when_full=reduce_lookahead; adaptive-train simulate computes the need of all "
-        "batches"
-    )
-
 
 VOCABULARY = "vocabulary"
 
@@ -237,7 +198,6 @@ def _train_in(
     sample = first_batches(config, dataset)
     if peers is not None:
         peers.require_equal(facts_of(config, dataset))
-    compile_s = rehearse(config, dataset, sample, stream) if peers is None else 0.0
     components = build(config, dataset, sample, peers)
     with components.embeddings:
         refuse_unreachable(config, dataset)
@@ -251,48 +211,17 @@ def _train_in(
             device=str(components.embeddings.device),
             **({} if peers is None else {"ranks": peers.places}),
         )
-        return Run(config, directory, dataset, components, stream).train(compile_s=compile_s)
+        return Run(config, directory, dataset, components, stream).train()
 
 
-class PresetSource(TypedDict):
-    """Source of the shape of a preset."""
-
-    name: str
-    source: str
-    published_tables: str
-    ours: str
-
-
-class RunPlan(TypedDict):
-    """Requirements of a run."""
-
-    schema: int
-    dry_run: bool
-    policy: str
-    preset: NotRequired[PresetSource]
-    device: str
-    tables: int
-    rows: int
-    device_rows: int
-    device_rows_why: str
-    first_batches_need: int
-    memory_bytes: Mapping[str, int]
-    dense_parameters: int
-    samples: int | None
-    steps: int | None
-
-
-def plan_run(config: TrainConfig) -> RunPlan:
-    """Compute memory, device rows and steps of a run; writes and allocates nothing."""
+def plan_run(config: TrainConfig) -> dict[str, Any]:
+    """Compute memory, device rows and steps of a run; writes nothing, and allocates no rows."""
     refuse_following(config)
     dataset = open_data(with_initial_vocabulary(config))
-    sample = first_batches(config, dataset)
-    components = size_components(config, dataset, sample)
+    components = size_components(config, dataset, first_batches(config, dataset))
     embeddings = components.embeddings
     refuse_unreachable(config, dataset)
-    needed = rows_in_flight(config, components, sample)
-    refuse_too_few(config, components, sample, needed)
-    plan: RunPlan = {
+    return {
         "schema": SCHEMA,
         "dry_run": True,
         "policy": config.policy,
@@ -301,16 +230,11 @@ def plan_run(config: TrainConfig) -> RunPlan:
         "rows": embeddings.num_rows,
         "device_rows": embeddings.device_rows,
         "device_rows_why": embeddings.sizes.text,
-        "first_batches_need": needed,
         "memory_bytes": embeddings.memory(),
         "dense_parameters": components.dense_parameters,
         "samples": dataset.num_train_samples(),
         "steps": total_steps(config, dataset),
     }
-    if preset := PRESETS.get(config.preset or ""):
-        source, published, ours = preset.source, preset.published_tables, preset.ours
-        plan["preset"] = {"name": str(config.preset), "source": source, "published_tables": published, "ours": ours}
-    return plan
 
 
 def _run_directory(config: TrainConfig, overwrite: bool) -> RunDirectory:
