@@ -327,7 +327,7 @@ class TierConfig(Config):
         default=0,
         ge=0,
         le=2**41,
-        description="rows that the look-ahead needs at once, if known; device_rows=auto is at least that many",
+        description="rows that the look-ahead needs at once, 0 if unknown; device_rows=auto is at least that many",
     )
     when_full: Literal["error", "reduce_lookahead"] = Field(
         default="error",

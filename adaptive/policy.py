@@ -327,7 +327,7 @@ class Follows(Policy):
     def evicted(self, number: int, rows: NDArray[np.int64]) -> None:
         """Note that these rows (n,) are evicted. Default: do nothing.
 
-        They make room for batch `number`. Rows evicted for another reason (rebalanced slots, loaded tables) are passed
+        They make room for batch `number`. Rows evicted for another reason (loaded tables, expired keys) are passed
         before the next `score`.
         """
 

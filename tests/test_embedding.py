@@ -320,11 +320,11 @@ def test_memory_in_bytes() -> None:
     memory = embeddings.statistics.memory()
     assert memory["host_weights"] == 4 * (30 * 4 + 50 * 16)
     assert memory["host_state"] == 4 * (30 * 9 + 50 * 33)
-    assert memory["device_weights"] == 4 * (3 * 4 + 5 * 16)
-    assert memory["device_state"] == 4 * (3 * 9 + 5 * 33)
-    assert memory["bookkeeping"] == 8 * (30 + 50) + 17 * (3 + 5)
+    assert memory["device_weights"] == 4 * (4 * 4 + 4 * 16)
+    assert memory["device_state"] == 4 * (4 * 9 + 4 * 33)
+    assert memory["bookkeeping"] == 8 * (30 + 50) + 17 * (4 + 4)
     scored = TieredEmbeddingBag([USERS, WORDS], TierConfig(device_rows="10%"), policy=LFU, optimizer=Adam())
-    assert scored.statistics.memory()["bookkeeping"] == (8 + 4) * (30 + 50) + 17 * (3 + 5)
+    assert scored.statistics.memory()["bookkeeping"] == (8 + 4) * (30 + 50) + 17 * (4 + 4)
     assert memory["sums"] == 0
 
 

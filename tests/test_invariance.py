@@ -26,6 +26,7 @@ from support.helpers import (
     Trainee,
     Windowed,
     WindowedOnHost,
+    least_rows,
     random_batches,
     rows_held,
     snapshot,
@@ -105,14 +106,11 @@ def cases(
     policy = draw(st.sampled_from([*STAGED, *ON_HOST, Hybrid, Device]))
     depth = draw(st.integers(0, 5))
     when_full = draw(st.sampled_from(["error", "reduce_lookahead"]))
-    least = (
-        0.0
-        if policy.misses == "host"
-        else least_share(tables, batches, 0 if when_full == "reduce_lookahead" else depth)
-    )
-    share = least + (100 - least) * draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
+    needed_depth = 0 if when_full == "reduce_lookahead" else depth
+    least = 0 if policy.misses == "host" else least_rows(tables, batches, needed_depth)
+    more = (sum(one.num_embeddings for one in tables) - least) * draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
     tier = TierConfig(
-        device_rows=policy.device_rows or f"{min(share, 100):.6f}%",
+        device_rows=policy.device_rows or str(least + int(more)),
         when_full=when_full,
         eviction_share=draw(st.sampled_from([0.0, 0.02, 0.5])),
         max_candidates=draw(st.sampled_from([1, 3, 1 << 18])),
@@ -121,16 +119,6 @@ def cases(
     )
     threads = draw(st.sampled_from([1, 1, 1, min(2, numba.config.NUMBA_NUM_THREADS)]))
     return Case(tables, tuple(batches), draw(st.sampled_from(optimizers)), policy, depth, tier, threads)
-
-
-def least_share(tables: tuple[TableConfig, ...], batches: list[Batch], depth: int) -> float:
-    """Per cent of each width's rows with which a staged look-ahead of `depth` just works."""
-    rows: dict[int, int] = {}
-    for one in tables:
-        rows[one.embedding_dim] = rows.get(one.embedding_dim, 0) + one.num_embeddings
-    held = rows_held(tables, batches, depth)
-    # A little less than the share, so that rounding up to whole rows ends at the number needed.
-    return max((100 * (held[width] - 0.5) / rows[width] for width in rows), default=0.0) if any(held.values()) else 0.0
 
 
 def check(case: Case) -> None:
@@ -238,10 +226,8 @@ def test_nonsense_is_a_policy_error_and_nothing_has_moved(
     tables = (table(0, 60, 4, "sum", 1), table(1, 60, 16, "sum", 1))
     batches = random_batches(tables, 8, seed=5)
     policy = Nonsense(NONSENSE[answer])
-    share = least_share(tables, batches, depth)
-    embeddings = TieredEmbeddingBag(
-        tables, TierConfig(device_rows=f"{share:.6f}%", poison=True), policy=policy, optimizer=SGD()
-    )
+    tier = TierConfig(device_rows=str(least_rows(tables, batches, depth)), poison=True)
+    embeddings = TieredEmbeddingBag(tables, tier, policy=policy, optimizer=SGD())
     trainee, before, plan = Trainee(tables), [books(embeddings)], Pipeline.plan_and_move
 
     def recorded(pipeline: Pipeline, *coming: Any) -> tuple[ReadyBatch, bool]:

@@ -144,7 +144,7 @@ class TieredEmbeddingBag(PooledVectors):
         self._batch_steps = BatchSteps(self._pipeline)
         self.rows_anchor = nn.Parameter(torch.zeros(0, device=self._pipeline.mover.device))
         self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps, self.rows_anchor)
-        self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
+        self.statistics = StatisticsCollector(self._pipeline, sizes)
         self.rows = RowStore(self._pipeline, self.statistics)
         planners, keys = zip(*((tiered.planner, tiered.keys) for tiered in self._pipeline.tiered_groups), strict=True)
         groups = self._pipeline.groups

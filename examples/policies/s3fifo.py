@@ -54,9 +54,6 @@ class S3FIFO(Follows):
         self._visits[visited] = np.minimum(self._visits[visited] + 1, _MOST_VISITS)
         self._admit(rows[~is_resident])  # before `admitted`: they count when room is made
 
-    def admitted(self, number: int, rows: Ints) -> None:
-        self._admit(rows[self._queues[rows] == _NONE])  # evicted and admitted again because slots were rebalanced
-
     def _admit(self, rows: Ints) -> None:
         self._take_out(rows[self._queues[rows] != _NONE])  # in a queue of the saved state, but not on the device
         left = self._left[rows]

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.planner import Planner
+from adaptive.embeddings.planning.sizing import least_device_rows
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.policies.lru import LRU
@@ -100,6 +102,12 @@ def rows_held(tables: Sequence[TableConfig], batches: Sequence[Batch], depth: in
             held = sum(len(set().union(*(rows[name] for rows in window))) for name in names)
             needed[width] = max(needed[width], held)
     return needed
+
+
+def least_rows(tables: Sequence[TableConfig], batches: Sequence[Batch], depth: int) -> int:
+    """Fewest device rows with which a look-ahead of `depth` works; tables of a width are one group."""
+    groups, held = make_groups(tables, 0), rows_held(tables, batches, depth)
+    return least_device_rows(groups, [held[group.embedding_dim] for group in groups])
 
 
 # --- policies ----------------------------------------------------------------------------------------------------

@@ -101,7 +101,6 @@ CASES = [
     Case(depth=0, device_rows="35%", ample=True),
     Case(way="direct", device_rows="60%", ample=True, lookups="device"),
     Case(depth=1, device_rows="50%", lookups="device"),
-    Case(way="direct", device_rows="50%", ample=True),  # slots are rebalanced
     Case(way="direct", device_rows="80%", ample=True, keyed=True),
     Case(Skips, 1, "staged", "90%", keyed=True),
     Case(ScatteredOnHost, 3, "direct", "50%", ample=True, keyed=True),
@@ -176,7 +175,7 @@ class Run:
         ready = deque[ReadyBatch]()
 
         def train_until(number: int) -> None:
-            """Train what the look-ahead waits for before it rebalances slots; otherwise that is done."""
+            """Train what the look-ahead waits for before hot rows leave; otherwise that is done."""
             while pipeline.trained < number:
                 if not ready:
                     raise _Stopped  # planning goes on after the last training

@@ -1,4 +1,4 @@
-"""What changes between two batches, before the next one is planned: keys, hot sets, and numbers of slots.
+"""What changes between two batches, before the next one is planned: keys and hot sets.
 
 Nothing of it may happen to a row that a batch in flight uses. If one may, training catches up with planning first, so
 no number depends on the look-ahead.
@@ -7,14 +7,9 @@ no number depends on the look-ahead.
 back, the host row counts as initial again, and its records and sums are dropped. Rarely a batch in flight uses such a
 row, after a short expiry or in a small table; or the row is hot.
 
-`rebalance_slots`, among groups, if one has too few: when tables are created, the demand of batches for each group is
-unknown, so every group begins with the same share of its rows. The first batch that does not fit shows the demand. With
-`device_rows = "auto"` in ordinary memory, groups then get as many slots as they need. Otherwise the total number of
-rows, or bytes, stays the same. The batch that does not fit follows from batches and policy alone, so equal runs
-rebalance equally, regardless of the timing of threads.
+`drop_hot_rows`, if a hot set is full: rows that are no longer looked up leave it.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,7 +19,7 @@ from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch
 from adaptive.embeddings.engine.tiered_group import TieredGroup
 from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.embeddings.planning.planner import largest_table
-from adaptive.embeddings.planning.sizing import Need, shared_by_need
+from adaptive.embeddings.planning.sizing import least_device_rows
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 
 
@@ -107,79 +102,26 @@ def drop_hot_rows(
         pipeline.finish_copies()
 
 
-logger = logging.getLogger("adaptive.embeddings.engine")
-
-
-def find_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int] | None:
-    """Return slots with which the next batch and `depth` earlier ones fit; None: no way."""
-    now, needed = _count_slots(pipeline), _count_needed_slots(pipeline, queued, depth)
-    if pipeline.policy_caller.policy.device_rows is not None or _is_enough(needed, now):
-        return None
-    counts = [len(lookups.distinct.rows) * (depth + 1) for lookups in queued.lookups]
-    pipeline.peak_slots = [max(most, count) for most, count in zip(pipeline.peak_slots, counts, strict=True)]
-    needs = [Need(least, most) for least, most in zip(needed, pipeline.peak_slots, strict=True)]
-    may_grow = pipeline.tier.device_rows == "auto" and pipeline.mover.device.type == "cpu"
-    device_rows, costs = pipeline.tier.device_rows, [1] * len(now)
-    if not (device_rows.endswith("%") or device_rows.isdigit()):  # in bytes
-        costs = [sum(tiered.host.num_bytes) // tiered.group.num_rows for tiered in pipeline.tiered_groups]
-    return shared_by_need(pipeline.groups, now, needs, costs, may_grow=may_grow)
-
-
-def rebalance_slots(pipeline: Pipeline, slots: Sequence[int]) -> None:
-    """Give each group its number of slots, when every planned batch is trained."""
-    number, now = pipeline.next_number, _count_slots(pipeline)
-    assert pipeline.trained >= number - 1
-    givers_first = sorted(range(len(slots)), key=lambda n: slots[n] - now[n])
-    with (
-        pipeline.lock,
-        pipeline.running_out("while slots were rebalanced"),
-        pipeline.lock.changing("slots were rebalanced"),
-    ):
-        pipeline.mover.rest(number - 1)
-        pipeline.write_all_back()
-        for n in givers_first:
-            if slots[n] != now[n]:
-                tiered = pipeline.tiered_groups[n]
-                rows, counts = tiered.resize(slots[n])
-                pipeline.notifier.leave(n, rows)
-                pipeline.evicted_between_batches.append((n, counts))
-        pipeline.finish_copies()
-    logger.info("batch %d: slots rebalanced across widths: %s", number, list(slots))
-
-
-def describe_shortage(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> DeviceMemoryError | None:
+def describe_shortage(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> DeviceMemoryError:
     """Return the error if slots do not hold the next batch and `depth` earlier ones."""
-    now, needed = _count_slots(pipeline), _count_needed_slots(pipeline, queued, depth)
-    if len(now) == 1 or _is_enough(needed, now):  # of a single group, its planner has raised the error
-        return None
-    parts = [
-        f"{need:,} of width {group.embedding_dim} (most for table {largest_table(group, lookups.distinct)})"
-        for group, lookups, need in zip(pipeline.groups, queued.lookups, needed, strict=True)
+    number, tiered_groups = pipeline.next_number, pipeline.tiered_groups
+    needed = [
+        tiered.planner.slots_needed(lookups.distinct, number, depth)
+        for tiered, lookups in zip(tiered_groups, queued.lookups, strict=True)
     ]
-    rows = [group.num_rows for group in pipeline.groups]
-    enough = sum(map(min, rows, map(max, needed, pipeline.peak_slots)))
-    advice = f"Set device_rows to {enough} (at least {sum(needed)}), or lower the batch size"
+    parts = [
+        f"{need:,} of width {tiered.group.embedding_dim} (got {tiered.device.num_slots:,}; most for table "
+        f"{largest_table(tiered.group, lookups.distinct)})"
+        for tiered, lookups, need in zip(tiered_groups, queued.lookups, needed, strict=True)
+    ]
+    advice = f"Raise device_rows to at least {least_device_rows(pipeline.groups, needed)}, or lower the batch size"
     if depth > 0:
         advice += f", or lower depth (now {depth}), or set tier.when_full=reduce_lookahead"
-    policy = type(pipeline.policy_caller.policy).__name__
-    return DeviceMemoryError(
-        f"batch {pipeline.next_number}: expected {sum(needed):,} device rows for the {depth + 1} batches in flight "
-        f"({', '.join(parts)}), got {sum(now):,} (device_rows={pipeline.tier.device_rows}, policy {policy}). {advice}."
+    policy, slots = (
+        type(pipeline.policy_caller.policy).__name__,
+        sum(tiered.device.num_slots for tiered in tiered_groups),
     )
-
-
-def _count_slots(pipeline: Pipeline) -> list[int]:
-    return [tiered.device.num_slots for tiered in pipeline.tiered_groups]
-
-
-def _count_needed_slots(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> list[int]:
-    """Return the slots of each group for the next batch and `depth` earlier ones."""
-    number = pipeline.next_number
-    return [
-        tiered.planner.slots_needed(lookups.distinct, number, depth)
-        for tiered, lookups in zip(pipeline.tiered_groups, queued.lookups, strict=True)
-    ]
-
-
-def _is_enough(needed: Sequence[int], have: Sequence[int]) -> bool:
-    return all(need <= slots for need, slots in zip(needed, have, strict=True))
+    return DeviceMemoryError(
+        f"batch {number}: expected at least {sum(needed):,} device rows for the {depth + 1} batches in flight, got "
+        f"{slots:,} (policy {policy}): {', '.join(parts)}. {advice}."
+    )

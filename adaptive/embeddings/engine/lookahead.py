@@ -33,13 +33,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 from adaptive.batch import Batch
-from adaptive.embeddings.engine.between_batches import (
-    describe_shortage,
-    drop_hot_rows,
-    find_slots,
-    give_rows,
-    rebalance_slots,
-)
+from adaptive.embeddings.engine.between_batches import describe_shortage, drop_hot_rows, give_rows
 from adaptive.embeddings.engine.pipeline import Pipeline, QueuedBatch, ReadyBatch
 from adaptive.embeddings.planning.lookups import Lookups
 from adaptive.errors import AdaptiveError, DeviceMemoryError
@@ -219,15 +213,10 @@ def _plan_one(
         try:
             return pipeline.plan_and_move(queued, held, start_early)
         except DeviceMemoryError:
-            slots = find_slots(pipeline, queued, held)
-            if slots is None and (pipeline.tier.when_full != "reduce_lookahead" or held == 0):
-                if (error := describe_shortage(pipeline, queued, held)) is not None:
-                    raise error from None
-                raise
-        if slots is not None:  # the batch does not fit: rebalance slots, or else reduce the depth
-            wait_until_trained(number - 1)
-            rebalance_slots(pipeline, slots)
-            continue
+            if pipeline.tier.when_full != "reduce_lookahead" or held == 0:
+                if len(pipeline.groups) == 1:  # whose planner has said what is needed
+                    raise
+                raise describe_shortage(pipeline, queued, held) from None
         held -= 1
         wait_until_trained(number - held - 1)
 

@@ -4,7 +4,6 @@ Its caller owns the planners: the look-ahead thread while there is one, otherwis
 `lock` while it plans and moves a batch's rows. Evaluation and saving take the lock, so no row moves while they read.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -116,8 +115,6 @@ class Pipeline:
         is_busy: True if the thread of the latest look-ahead had work most of the time.
         plans_in_turn: True if the training thread plans each batch right before it is trained, with all its threads.
         ending: True if the look-ahead shall plan no more batches; the training thread sets it.
-        evicted_between_batches: rows evicted outside of a batch and not counted yet: a group, and (tables,) numbers.
-        peak_slots: for each group, the most slots that batches which did not fit asked for.
         convert_read: changes the rows of batches that are only read; see `RowStore.read_as`.
     """
 
@@ -167,8 +164,6 @@ class Pipeline:
         self.notifier = AccessNotifier(planners, policy_caller, [tiered.keys for tiered in self.tiered_groups])
         self.feedback = FeedbackQueue(planners, policy_caller, skip)
         self._late_fetches = LateFetches([tiered.device for tiered in self.tiered_groups], self.stopwatch)
-        self.evicted_between_batches: deque[tuple[int, Int64s]] = deque()
-        self.peak_slots = [0] * len(self.tiered_groups)
         self.convert_read: Callable[[Rows], Rows] | None = None
 
     @property

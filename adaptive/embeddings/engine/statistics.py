@@ -10,9 +10,8 @@ from adaptive.counters import Counter
 from adaptive.embeddings.engine.build import MEMORY
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.embeddings.planning.key_tables import key_bytes
-from adaptive.embeddings.planning.sizing import Sizes, resized
+from adaptive.embeddings.planning.sizing import Sizes
 from adaptive.kernels.planning import books
-from adaptive.optim import RowOptimizer
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ _IS_LIVE[[Counter.ADMITTED_KEYS, Counter.EXPIRED_KEYS, Counter.EVICTED_KEYS]] = 
 class StatisticsCollector:
     """Counts trained batches and measures the tiers. For the training thread only."""
 
-    def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
-        self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
+    def __init__(self, pipeline: Pipeline, sizes: Sizes) -> None:
+        self._pipeline, self._sizes = pipeline, sizes
         self._counts, self._counts_taken = self._zeros(), self._zeros()  # since the start, and until the latest `take`
         num_tables = [len(tiered.group.tables) for tiered in pipeline.tiered_groups]
         self._first_tables: list[int] = [0, *np.cumsum(num_tables)[:-1].tolist()]  # of each group
@@ -142,18 +141,7 @@ class StatisticsCollector:
 
     def device_rows_text(self) -> str:
         """Return one sentence with the number of device rows and the reason for it."""
-        if self._sizes.slots != tuple(tiered.device.num_slots for tiered in self._pipeline.tiered_groups):
-            self.resize("rebalanced across widths according to demand")
         return self._sizes.text
-
-    def resize(self, reason: str) -> None:
-        """Take over the current numbers of slots, with the reason for them as text."""
-        tiered_groups = self._pipeline.tiered_groups
-        groups, slots = (
-            [tiered.group for tiered in tiered_groups],
-            [tiered.device.num_slots for tiered in tiered_groups],
-        )
-        self._sizes = resized(groups, slots, self._optimizer, reason)
 
     def _places_now(self) -> NDArray[np.int64]:
         """Return `Statistics.index_places` while no batch is in flight."""
@@ -172,10 +160,6 @@ class StatisticsCollector:
         self._waited += waited
         for first, plan in zip(self._first_tables, ready.plans, strict=True):
             books.add_counts(first, plan.tally, self._counts)
-        evicted_between_batches = self._pipeline.evicted_between_batches
-        while evicted_between_batches:
-            group, evicted = evicted_between_batches.popleft()
-            self._resident[self._first_tables[group] :][: len(evicted)] -= evicted
         self._hot_counts = [plan.hot_counts for plan in ready.plans]
         self._policy, self._updates = ready.reported, ready.update_sizes
         for tiered, num_places in ready.index_places.items():
@@ -191,7 +175,6 @@ class StatisticsCollector:
         self._hot_counts = [tiered.planner.hot_counts for tiered in self._pipeline.tiered_groups]
         if not recount:
             return
-        self._pipeline.evicted_between_batches.clear()
         resident = np.concatenate([tiered.planner.resident_per_table() for tiered in self._pipeline.tiered_groups])
         self._resident = resident - self._counts @ _IS_RESIDENT
         self._live = (

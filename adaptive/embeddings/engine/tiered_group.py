@@ -170,25 +170,6 @@ class TieredGroup:
         # Rows of a batch that is planned but not trained stay dirty, because it will change them.
         slots.clean(dirty[slots.used[dirty] <= trained])
 
-    def resize(self, num_slots: int) -> tuple[Int64s, Int64s]:
-        """Change the number of slots, after a flush and with no batch in flight.
-
-        The least recently used rows that do not fit any more are evicted. Returns them, and their number (tables of the
-        group,).
-        """
-        slots = self.planner.slots
-        taken = slots.taken()
-        evicted = taken[np.argsort(slots.used[taken], kind="stable")[: max(len(taken) - num_slots, 0)]]
-        rows, tally = slots.rows[evicted], np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        back_slots, _ = slots.release(evicted, tally)
-        assert not len(back_slots), "evicted rows have been written back"
-        slots.compact(num_slots)
-        self.device.resize(num_slots)  # waits until the new slots exist
-        taken = slots.taken()
-        moves = Moves(fetch_slots=taken, fetch_rows=slots.rows[taken], fetch_initial=slots.flags[taken] == 0)
-        self.device.fetch(moves)
-        return rows, tally[:, Counter.EVICTED]
-
     # --- the hot set -----------------------------------------------------------------------------------------
 
     def drop_hot_rows(self, leaving: Int64s) -> None:

@@ -165,7 +165,7 @@ class AccessNotifier:
         """
         try:
             self._notify_between_batches(number)
-            if self._follows and self._latest != number:  # once per batch, also if slots are rebalanced for it
+            if self._follows and self._latest != number:  # once per batch, also if it is retried
                 self._policy_caller.notify("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
                 self._latest = number
             slot_changes = [

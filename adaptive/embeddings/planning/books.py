@@ -532,32 +532,10 @@ class SlotTable:
         """Mark `slots` as unchanged: their rows have been copied to the host."""
         self.flags[slots] = books.CHANGED
 
-    def compact(self, num_slots: int) -> None:
-        """Resize, with all rows in the first slots, in order."""
-        self._synchronize()
-        taken = self.taken()
-        rows, places = self.rows[taken], np.arange(len(taken))
-        fresh = self._empty(num_slots)
-        fresh.columns.used[places], fresh.columns.flags[places] = self.columns.used[taken], self.columns.flags[taken]
-        fresh._marked = int(self.columns.used[taken].max(initial=-1)) + 1
-        if not fresh.all_fit:
-            fresh.columns.rows[places] = rows
-        if len(fresh.columns.accesses):
-            fresh.columns.accesses[places] = self._tracker.accesses[rows]
-        self._become(fresh)
-        self.num_free = num_slots - len(taken)
-        self._tracker.codes[rows] = places + 1
-
     def empty(self) -> None:
         """Free all slots, before other values are loaded."""
-        self._become(self._empty(len(self)))
-
-    def _empty(self, num_slots: int) -> "SlotTable":
-        return SlotTable(num_slots, self._index[0], self._tracker, by_accesses=self._by_accesses)
-
-    def _become(self, other: "SlotTable") -> None:
-        self.columns, self.num_free, self._search_from = other.columns, other.num_free, 0
-        self.all_fit, self._marked = other.all_fit, other._marked
+        fresh = SlotTable(len(self), self._index[0], self._tracker, by_accesses=self._by_accesses)
+        self.columns, self.num_free, self._search_from, self._marked = fresh.columns, fresh.num_free, 0, 0
 
     def _key_columns(self, order: tuple[str, ...]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """(slots,) the high and the low half of keys that compare as an order of `ORDERS` does."""

@@ -16,6 +16,7 @@ from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
 
 AUTO_SHARE = "10%"
+AUTO_LEAST = 100_000  # rows of a group, if those of the batches in flight are not known
 LEAST_HOT_ROWS = 100_000
 RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
 RESERVE_LEAST = 1 << 30
@@ -42,7 +43,7 @@ def choose_slots(
     policy: Policy,
     room: int | None = None,
 ) -> Sizes:
-    """Choose the slots of each group: the same share of every group.
+    """Choose the slots of each group.
 
     Args:
         groups: the tables.
@@ -67,17 +68,12 @@ def choose_slots(
         slots = _shared_out(groups, wanted, optimizer)
     elif room is None:
         shares = [parse_size(AUTO_SHARE, row_bytes=1, num_rows=group.num_rows) for group in groups]
-        slots = [max(share, min(g.num_rows, tier.held_rows)) for share, g in zip(shares, groups, strict=True)]
-        reason = "auto: 10% of the rows"
-        if sum(slots) > sum(-(-group.num_rows // 10) for group in groups):
-            reason = _held_reason(tier)
+        floors = [least_slots(group, tier.held_rows or AUTO_LEAST) for group in groups]
+        slots, reason = list(map(max, shares, floors)), "auto: 10% of the rows"
+        if slots != shares:
+            reason = _held_reason(tier) if tier.held_rows else f"auto: 10%, at least {AUTO_LEAST:,} of each width"
     else:
         slots, reason = _auto_on_gpu(groups, tier, optimizer, room)
-    return resized(groups, slots, optimizer, reason)
-
-
-def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
-    """Describe these slots of each group; `reason` is text for the user."""
     num_rows, size = sum(group.num_rows for group in groups), _bytes(groups, slots, optimizer)
     text = f"device tier: {sum(slots):,} of {num_rows:,} rows, {size / 2**20:.1f} MiB ({reason})"
     return Sizes(tuple(slots), text)
@@ -136,48 +132,6 @@ def out_of_memory(
     return DeviceMemoryError(f"out of GPU memory {when}: {cause}. {advice} batch_size or depth.")
 
 
-@dataclass(frozen=True)
-class Need:
-    """Slots that one group needs."""
-
-    least: int  # for the rows of the batches in flight, counted
-    wanted: int  # for any batches like these: rows of the largest one, times the batches in flight
-
-
-def shared_by_need(
-    groups: Sequence[Group], slots: Sequence[int], needs: Sequence[Need], costs: Sequence[int], *, may_grow: bool
-) -> list[int] | None:
-    """Rebalance slots across groups by need; None if there are too few.
-
-    Each group first gets its least, then a share of what it wants; a group of which batches want half of the rows
-    gets all. The rest is shared in proportion to the rows without a slot.
-
-    Args:
-        groups: the tables.
-        slots: current ones of each group.
-        needs: of each group.
-        costs: of one slot of each group; the total cost stays the same.
-        may_grow: allow as many slots as are wanted.
-    """
-    rows = [group.num_rows for group in groups]
-    least = [min(need.least, n) for need, n in zip(needs, rows, strict=True)]
-    wanted = [n if 2 * need.wanted >= n else need.wanted for need, n in zip(needs, rows, strict=True)]
-    wanted = [max(pair) for pair in zip(least, wanted, strict=True)]
-    budget = _cost(costs, slots)
-    if may_grow:
-        budget = max(budget, _cost(costs, [max(pair) for pair in zip(slots, wanted, strict=True)]))
-    if _cost(costs, least) > budget:
-        return None
-    shared = least
-    for goal in (wanted, rows):
-        missing = [most - n for most, n in zip(goal, shared, strict=True)]
-        cost = _cost(costs, missing)
-        share = min(1.0, (budget - _cost(costs, shared)) / cost) if cost else 0.0
-        shared = [n + int(share * more) for n, more in zip(shared, missing, strict=True)]
-        shared = _filled_up(shared, goal, costs, budget)
-    return shared
-
-
 def _cost(costs: Sequence[int], slots: Sequence[int]) -> int:
     return sum(cost * n for cost, n in zip(costs, slots, strict=True))
 
@@ -186,24 +140,49 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
+def share_out(groups: Sequence[Group], costs: Sequence[int], budget: int) -> list[int]:
+    """Return the slots of each group.
+
+    Half of the budget goes by features, so that a small group gets what batches look up in it, and at most all of its
+    rows. The rest goes by the rows without a slot.
+
+    Args:
+        groups: the tables.
+        costs: of one slot of each group.
+        budget: for all slots together.
+    """
+    rows, features = [group.num_rows for group in groups], [len(group.features) for group in groups]
+    budget = min(budget, _cost(costs, rows))
+    slots, half, weight = [0] * len(groups), budget / 2, _cost(costs, features)
+    for n in sorted(range(len(groups)), key=lambda n: rows[n] / features[n]):  # those that get all their rows first
+        slots[n] = min(rows[n], int(features[n] * half / weight))
+        half, weight = half - costs[n] * slots[n], weight - costs[n] * features[n]
+    missing = [most - n for most, n in zip(rows, slots, strict=True)]
+    share = min(1.0, (budget - _cost(costs, slots)) / max(_cost(costs, missing), 1))
+    slots = [n + int(share * more) for n, more in zip(slots, missing, strict=True)]
+    if budget:
+        slots = [max(n, 1) for n in slots]
+    for n, cost in enumerate(costs):  # what rounding left
+        slots[n] += max(0, min(rows[n] - slots[n], (budget - _cost(costs, slots)) // cost))
+    return slots
+
+
+def least_device_rows(groups: Sequence[Group], needed: Sequence[int]) -> int:
+    """Return about the fewest `device_rows` with which each group gets as many slots as needed."""
+    ones, budget = [1] * len(groups), sum(needed)
+    while any(n < need for n, need in zip(share_out(groups, ones, budget), needed, strict=True)):
+        budget += 1 + budget // 64
+    return budget
+
+
 def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -> list[int]:
-    """The same share of every group, at least one slot each unless the size is 0."""
+    """Return the slots of each group for `tier.device_rows`, if it is not auto."""
     if wanted.endswith("%"):
-        return [parse_size(wanted, row_bytes=1, num_rows=group.num_rows) for group in groups]
-    rows = [group.num_rows for group in groups]
-    costs = [1 if wanted[-1].isdigit() else row_bytes(group, optimizer) for group in groups]
-    budget = min(parse_size(wanted, row_bytes=1, num_rows=2**62), _cost(costs, rows))
-    share = budget / _cost(costs, rows)
-    slots = [min(n, max(int(share * n), 1)) if share else 0 for n in rows]
-    return _filled_up(slots, rows, costs, budget)
-
-
-def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], budget: int) -> list[int]:
-    """Spend the part of the budget that is left by rounding."""
-    filled = list(slots)
-    for number, (cost, limit) in enumerate(zip(costs, most, strict=True)):
-        filled[number] += max(0, min(limit - filled[number], (budget - _cost(costs, filled)) // cost))
-    return filled
+        budget = sum(parse_size(wanted, row_bytes=1, num_rows=group.num_rows) for group in groups)
+    else:
+        budget = parse_size(wanted, row_bytes=1, num_rows=2**62)
+    in_bytes = not wanted.endswith("%") and not wanted[-1].isdigit()
+    return share_out(groups, [row_bytes(group, optimizer) if in_bytes else 1 for group in groups], budget)
 
 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:

@@ -41,19 +41,15 @@ class CpuRows:
         threads, width = max(numba.get_num_threads(), 1), host.weights.shape[1]
         self.scratch = update_scratch(threads, width)
         self._sum_scratch = update_scratch(threads * deferred_kernels.BLOCK, width + 1)
-        self.resize(num_slots, fill)
+        self.weights, self.state = (
+            full_rows(num_slots, like.shape[1], number_as_stored(fill, like.dtype), like.dtype)
+            for like in (host.weights, host.state)
+        )
 
     def use(self, optimizer: RowOptimizer) -> None:
         """Update rows with these settings from now on; formula and state stay the same."""
         self._rule = optimizer.kind, optimizer.settings(), optimizer.corrections()
         self._decay_factor = np.float32(optimizer.decay_factor)
-
-    def resize(self, num_slots: int, fill: float = 0.0) -> None:
-        """Reallocate to `num_slots` slots that hold `fill`."""
-        self.weights, self.state = (
-            full_rows(num_slots, like.shape[1], number_as_stored(fill, like.dtype), like.dtype)
-            for like in (self._host.weights, self._host.state)
-        )
 
     @property
     def _tables(self) -> tuple[Rows, Rows, Rows, Rows]:
@@ -139,8 +135,7 @@ class CpuDevice(DeviceTier):
     def __init__(self, host: HostTier, num_slots: int, *, poison: bool = False) -> None:
         self.poison = poison
         self._host = host
-        self._fill = np.nan if poison else 0.0
-        self._rows = CpuRows(host, num_slots, self._fill)
+        self._rows = CpuRows(host, num_slots, np.nan if poison else 0.0)
         self.num_slots = num_slots
         self.squares_width = host.optimizer.squares_width(host.weights.shape[1])
         self._vectors = ScratchPool()
@@ -171,10 +166,6 @@ class CpuDevice(DeviceTier):
 
     def close(self) -> None:
         return
-
-    def resize(self, num_slots: int) -> None:
-        self._rows.resize(num_slots, self._fill)
-        self.num_slots = num_slots
 
     def swap(self, moves: Moves) -> Moves:
         return self._host.swap(moves, self.weights, self.state)

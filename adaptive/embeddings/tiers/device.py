@@ -181,10 +181,6 @@ class DeviceTier(ABC):
         """Release the host's memory; nothing is moving. Closing twice is fine."""
 
     @abstractmethod
-    def resize(self, num_slots: int) -> None:
-        """Reallocate to `num_slots` empty slots, which exist when this returns."""
-
-    @abstractmethod
     def pool(
         self,
         pooling: Pooling,

@@ -24,7 +24,7 @@ BATCHES = random_batches(TABLES, 12, samples=4)
 class Net(nn.Module):
     def __init__(self, optimizer: RowOptimizer = Adam(lr=0.01), **options: Any) -> None:  # noqa: B008 (immutable)
         super().__init__()
-        options = {"tier": TierConfig(device_rows="50%", poison=True), "policy": LFU, **options}
+        options = {"tier": TierConfig(device_rows="65%", poison=True), "policy": LFU, **options}
         self.tables = TieredEmbeddingBag(TABLES, optimizer=optimizer, **options)
         torch.manual_seed(0)
         self.head = nn.Linear(12, 1)
@@ -153,7 +153,7 @@ def test_what_it_is_can_be_read() -> None:
         "TieredEmbeddingBag(\n"
         "  user: 60 x 8, sum\n"
         "  kind: 20 x 4, mean\n"
-        "  device tier: 40 of 80 rows, 0.0 MiB (as set)\n"
+        "  device tier: 52 of 80 rows, 0.0 MiB (as set)\n"
         "  device cpu, host memory\n"
         "  policy LFU, skip rule Defer, optimizer Adam(lr=0.01, weight_decay=0.0, eps=1e-08, "
         "beta1=0.9, beta2=0.999)\n"

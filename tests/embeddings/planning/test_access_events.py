@@ -86,7 +86,7 @@ def test_every_policy_is_told_what_the_tiers_hold(case: tuple[type[Policy], dict
 
 
 def test_rows_evicted_between_batches_are_passed_on_first() -> None:
-    """Slots rebalanced among widths, and other rows loaded: the diary compares."""
+    """When other rows are loaded: the diary compares."""
     policy = with_diary(LRU)()
     tier = TierConfig(device_rows="120", device="cpu")
     with TieredEmbeddingBag(TABLES, tier, policy=policy) as embeddings:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from support.helpers import (
     Fixed,
     bags,
+    least_rows,
     look_ahead_threads,
     one_table,
     random_batches,
     resident,
-    rows_held,
     step_all,
     sum_of,
     table_states,
@@ -112,10 +112,9 @@ def trainings(draw: st.DrawFn) -> tuple[Any, ...]:
 def test_parts_change_no_row(drawn: tuple[Any, ...]) -> None:
     tables, batches, cut, optimizer, policy, depth, device = drawn
     single = trained(tables, batches, optimizer, LRU, TierConfig(device_rows="100%", device="cpu"), 0)
-    held = rows_held(tables, batches, depth)
-    rows = {width: sum(t.num_embeddings for t in tables if t.embedding_dim == width) for width in held}
-    share = max(100 * max(held[width], 1) / rows[width] for width in held)
-    tier = TierConfig(device_rows=policy.device_rows or f"{min(share, 100)}%", device=device, poison=True)
+    tier = TierConfig(
+        device_rows=policy.device_rows or str(least_rows(tables, batches, depth)), device=device, poison=True
+    )
     found = trained(tables, cut, optimizer, policy, tier, depth)
     for name, (weights, state) in single.items():
         assert np.array_equal(found[name][0], weights), name

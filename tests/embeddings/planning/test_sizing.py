@@ -1,21 +1,23 @@
 """How many slots a size means, and that the text says why."""
 
+import numpy as np
 import pytest
-from support.helpers import LFU, bags, featured, rows_held
+from support.helpers import LFU, bags, featured, rows_held, step_all
 
+from adaptive.batch import one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.sizing import (
-    Need,
     Sizes,
     choose_slots,
     held_rows,
     hot_rows,
+    least_device_rows,
     reserve_bytes,
     row_bytes,
-    shared_by_need,
     sums_bytes,
 )
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device
@@ -50,7 +52,7 @@ def chosen(
         ("100%", 1000),
         ("1600B", 100),
         ("1615B", 100),  # whole rows
-        ("auto", 100),
+        ("auto", 1000),  # at least 100,000, if what must be held is not known
     ],
 )
 def test_one_table(device_rows: str, slots: int) -> None:
@@ -67,25 +69,18 @@ def test_bytes_count_the_state_that_travels_with_a_row(optimizer: RowOptimizer, 
     assert chosen(NARROW, optimizer=optimizer, device_rows=f"{100 * size}B").slots == (100,)
 
 
-def test_per_cent_apply_to_every_width() -> None:
-    assert chosen(NARROW, WIDE, device_rows="10%").slots == (100, 50)
-
-
-def test_bytes_are_shared_out_by_bytes() -> None:
-    """16,000 and 32,000 bytes: a budget of 4,800 gives a tenth of each."""
-    assert chosen(NARROW, WIDE, device_rows="4800B").slots == (100, 50)
+@pytest.mark.parametrize(
+    ("device_rows", "slots"),
+    [("10%", (89, 61)), ("4800B", (84, 54)), ("300", (178, 122)), ("1500", (1000, 500)), ("2", (1, 1)), ("0", (0, 0))],
+)
+def test_two_widths(device_rows: str, slots: tuple[int, int]) -> None:
+    assert chosen(NARROW, WIDE, device_rows=device_rows).slots == slots
 
 
 def test_shares_do_not_exceed_the_budget() -> None:
-    for budget in range(0, 48_001, 997):
+    for budget in range(997, 48_001, 997):
         narrow, wide = chosen(NARROW, WIDE, device_rows=f"{budget}B").slots
         assert 16 * narrow + 64 * wide <= budget
-
-
-def test_a_number_of_rows_is_shared_out_by_rows() -> None:
-    assert chosen(NARROW, WIDE, device_rows="300").slots == (200, 100)
-    assert chosen(NARROW, WIDE, device_rows="1500").slots == (1000, 500)
-    assert chosen(NARROW, WIDE, device_rows="1").slots == (1, 1), "no group goes without, if any slot is wanted"
 
 
 def test_auto_is_a_tenth_or_what_the_look_ahead_must_hold() -> None:
@@ -214,31 +209,40 @@ def test_bytes_of_sums() -> None:
     assert sums_bytes(groups, skip, RowwiseAdagrad()) == row + 4 * (100 + 50)
 
 
-# --- sharing by need -----------------------------------------------------------------------------------------------
+# --- several widths --------------------------------------------------------------------------------------------------
 
 
-def shared(
-    slots: tuple[int, int], *needs: tuple[int, int], costs: tuple[int, int] = (1, 1), may_grow: bool = False
-) -> list[int] | None:
-    groups = make_groups((NARROW, WIDE), 0)
-    return shared_by_need(groups, slots, [Need(*need) for need in needs], costs, may_grow=may_grow)
+def test_a_small_width_gets_all_its_rows_and_the_rest_goes_by_features_and_rows() -> None:
+    tables = [
+        TableConfig(name=f"t{width}", num_embeddings=rows, embedding_dim=width)
+        for width, rows in ((64, 1_000_000), (16, 100_000), (8, 1_000))
+    ]
+    small, middle, large = chosen(*tables, device_rows="10%").slots[::-1]
+    assert small == 1000 and small + middle + large == 110_100
+    assert middle > 27_000 < large, "half by features: (110,100 / 2 - 1,000) / 2 each"
+    groups, needed = make_groups(tables, 0), [20_000, 30_000, 1000]
+    enough = least_device_rows(groups, needed)
+    assert all(n >= need for n, need in zip(chosen(*tables, device_rows=str(enough)).slots, needed, strict=True))
 
 
-def test_groups_get_needs_then_wants_then_a_share_of_the_rest() -> None:
-    assert shared((100, 50), (90, 90), (60, 60)) == [90, 60], "no more than there are"
-    assert shared((100, 50), (80, 100), (60, 70)) == [87, 63], "10 left of 30 wanted: a third of it"
-    assert shared((200, 100), (100, 100), (100, 100)) == [170, 130], "100 left for 900 and 400 rows without a slot"
+def test_three_widths_train_at_ten_percent_and_the_error_names_enough() -> None:
+    """Popular users, and categories of which every batch has most."""
+    tables = [
+        TableConfig(name="user", num_embeddings=100_000, embedding_dim=16),
+        TableConfig(name="shop", num_embeddings=5_000, embedding_dim=8),
+        TableConfig(name="category", num_embeddings=500, embedding_dim=4),
+    ]
+    random = np.random.default_rng(0)
+    ids = [np.stack([random.zipf(1.2, 512) % 100_000, *random.integers(0, [[5000], [500]], (2, 512))], axis=1)] * 3
+    batches = [one_hot_batch(np.zeros((512, 0), np.float32), rows, np.zeros(512, np.float32)) for rows in ids]
 
+    def train(device_rows: str) -> dict[str, object]:
+        embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows=device_rows, poison=True), optimizer=Adagrad())
+        step_all(embeddings, batches, depth=2)
+        return dict(embeddings.rows.state_arrays())
 
-def test_a_group_of_which_half_is_wanted_gets_all_rows() -> None:
-    assert shared((900, 50), (10, 20), (40, 250)) == [450, 500]
-
-
-def test_too_few_for_the_least_is_none_and_auto_grows() -> None:
-    assert shared((100, 50), (100, 100), (51, 51)) is None
-    assert shared((100, 50), (100, 120), (51, 60), may_grow=True) == [120, 60]
-
-
-def test_bytes_together_stay_what_they_are() -> None:
-    found = shared((100, 100), (50, 50), (110, 110), costs=(16, 64))
-    assert found is not None and found[1] >= 110 and 7984 < 16 * found[0] + 64 * found[1] <= 8000
+    everything, tenth = train("100%"), train("10%")
+    assert all(np.array_equal(tenth[name], everything[name]) for name in everything)
+    with pytest.raises(DeviceMemoryError, match=r"of width 8 \(got \d+; most for table shop") as error:
+        train("900")
+    train(str(error.value).split("device_rows to at least ")[1].split(",")[0])

@@ -127,13 +127,7 @@ def is_missed(left_out: Site, cases: set[Case]) -> bool:
 
 
 def test_a_wait_that_is_left_out_is_missed() -> None:
-    """Except those of rebalancing: `rest` and `catch_up` wait for the same here.
-
-    On CUDA the compute stream of the thread that rebalances is not the loop's.
-    """
     sites = all_sites(CASES)
-    assert any("rebalance_slots" in site for site in sites)
-    sites = {site: cases for site, cases in sites.items() if "rebalance_slots" not in site}
     assert {site[0] for site in sites} == {name for name in vars(Mover) if name.startswith("await_")}
     assert sites.keys() >= REDUNDANT.keys()
     assert [site for site, cases in sites.items() if site not in REDUNDANT and not is_missed(site, cases)] == []
@@ -168,10 +162,9 @@ def test_slots_and_sums_exist_before_another_stream_uses_them() -> None:
         embeddings = Case(way="direct", device_rows="60%").build()
         assert not simulation.copying._queue and not simulation.compute._queue
         for tiered in embeddings.runtime.pipeline.tiered_groups:
-            for change in (lambda d: d.resize(3), lambda d: d.begin_sums(5)):
-                before = simulation.settled
-                change(tiered.device)
-                assert simulation.settled > before and not simulation.compute._queue
+            before = simulation.settled
+            tiered.device.begin_sums(5)
+            assert simulation.settled > before and not simulation.compute._queue
 
 
 def test_the_current_stream_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,11 @@ class TorchDevice(DeviceTier):
         self._widths = host.weights.shape[1], host.state.shape[1]
         self.squares_width = host.optimizer.squares_width(host.weights.shape[1])
         self._transfer_buffers: list[TransferBuffer] = []
-        self.resize(num_slots)
+        self.num_slots = num_slots
+        self.slots = RowArrays(
+            self._empty_slots(num_slots, self._widths[0], ROW_DTYPES[host.dtype]),
+            self._empty_slots(num_slots, self._widths[1], torch.float32),
+        )
         self._sums = TorchSums(0, self._widths[0], self.squares_width, mover.device)
         self._mover.settle()
 
@@ -118,20 +122,10 @@ class TorchDevice(DeviceTier):
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
         self._decay_factor = optimizer.decay_factor
 
-    def resize(self, num_slots: int) -> None:
-        def rows(number: int, width: int, dtype: torch.dtype) -> Tensor:
-            table = self._mover.compute.empty((number, width), dtype)
-            self._mover.compute.run(lambda: table.fill_(torch.nan if self.poison else 0.0))
-            return table
-
-        (weights, state), dtype = self._widths, ROW_DTYPES[self._host.dtype]
-        self.num_slots = 0
-        self.slots = RowArrays(rows(0, weights, dtype), rows(0, state, torch.float32))  # free the old ones first
-        if self._mover.device.type == "cuda":
-            torch.cuda.empty_cache()  # otherwise the new ones would take the old ones' larger blocks and waste the rest
-        self.slots = RowArrays(rows(num_slots, weights, dtype), rows(num_slots, state, torch.float32))
-        self._mover.settle()
-        self.num_slots = num_slots
+    def _empty_slots(self, number: int, width: int, dtype: torch.dtype) -> Tensor:
+        slots = self._mover.compute.empty((number, width), dtype)
+        self._mover.compute.run(lambda: slots.fill_(torch.nan if self.poison else 0.0))
+        return slots
 
     # --- ahead of training, on the copying stream -----------------------------------------------------------------
 
