@@ -144,11 +144,20 @@ def explain(model: type[BaseModel], error: ValidationError, *, table: str = "", 
     for place, mistake in zip(places, wrong, strict=True):
         if mistake["type"] == "too_short" and any(other.startswith(f"{place}.") for other in places):
             continue  # a consequence of the other mistake
-        text = words.get(mistake["type"], mistake["msg"].removeprefix("Value error, ")) + _meant(model, mistake)
+        text = (words.get(mistake["type"]) or reason(mistake)) + _meant(model, mistake)
         if mistake["loc"] and mistake["type"] not in words and isinstance(mistake["input"], str | int | float | None):
             text += f", got {_shown(mistake['input'])}"
         texts.append(": ".join(filter(None, (place, text))))
     return separator.join(texts)
+
+
+def reason(mistake: ErrorDetails) -> str:
+    """Return pydantic's message in our words, without the value."""
+    message = mistake["msg"].removeprefix("Value error, ")
+    if not message.startswith("Input should be "):
+        return message
+    expected = re.split(", (?:unable|got) ", message.removeprefix("Input should be "))[0]
+    return f"expected {'a value ' * expected.startswith(('greater', 'less'))}{expected}"
 
 
 def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
@@ -472,6 +481,8 @@ class DenseOptimizerConfig(Config):
 
 class TrainConfig(Config):
     """All settings of one training run."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # a run directory may be called 2024
 
     preset: str | None = Field(
         default=None,

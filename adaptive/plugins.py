@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from adaptive.config import SkipConfig
+from adaptive.config import SkipConfig, reason
 from adaptive.errors import CUSTOM_CODE, AdaptiveError, ConfigError, PolicyError, error_text, suggestion
 from adaptive.policy import Policy, SkipRule
 
@@ -233,7 +233,7 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
 def _create(cls: type[PlugIn], options: Options, kind: str) -> PlugIn:
     """Create an instance; any error of `__init__` becomes a `PolicyError`."""
     try:
-        return cls(**_checked_options(cls, options, kind))
+        return cls(**checked_options(cls, options, kind))
     except (PolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -335,10 +335,11 @@ def policy_parameters(cls: type[Policy] | type[SkipRule]) -> dict[str, inspect.P
     return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
-def _checked_options(cls: type, options: Options, kind: str) -> dict[str, Any]:
+def checked_options(cls: type, options: Options, kind: str) -> dict[str, Any]:
+    """Return the parameters of a policy or a rule in their types; PolicyError for unknown ones and wrong values."""
     parameters = policy_parameters(cls)
     if unknown := sorted(set(options) - set(parameters)):
-        has = ", ".join(parameters) or "none"
+        has = f"{', '.join(parameters) or 'none'}{suggestion(unknown[0], parameters)}"
         raise PolicyError(f"{kind} {cls.__name__} has no parameter {', '.join(unknown)}; it has: {has}")
     checked: dict[str, Any] = {}
     for name, value in options.items():
@@ -348,7 +349,7 @@ def _checked_options(cls: type, options: Options, kind: str) -> dict[str, Any]:
         try:
             checked[name] = TypeAdapter(annotation).validate_python(value)
         except ValidationError as error:
-            raise PolicyError(f"{kind} {cls.__name__}: {name}={value!r}: {error.errors()[0]['msg']}") from error
+            raise PolicyError(f"{kind} {cls.__name__}: {name}: {reason(error.errors()[0])}, got {value!r}") from error
     return checked
 
 

@@ -212,7 +212,7 @@ def test_text_from_the_command_line_becomes_the_parameters_type(user_file: Path)
     ("options", "message"),
     [
         ({"wieght": 1}, "policy Mine has no parameter wieght; it has: weight, keep"),
-        ({"weight": "heavy"}, "policy Mine: weight='heavy': Input should be a valid number"),
+        ({"weight": "heavy"}, "policy Mine: weight: expected a valid number, got 'heavy'"),
         ({"weight": -1}, "policy Mine: weight must not be negative"),
     ],
 )
@@ -227,7 +227,7 @@ def test_annotations_written_as_text_are_checked_too(tmp_path: Path) -> None:
     path.write_text("from __future__ import annotations\n" + textwrap.dedent(SOURCE))
     made: Any = make_policy(f"{path}:Mine", {"weight": "2.5"})
     assert made.weight == 2.5
-    with pytest.raises(PolicyError, match="weight='heavy'"):
+    with pytest.raises(PolicyError, match="weight: expected a valid number, got 'heavy'"):
         make_policy(f"{path}:Mine", {"weight": "heavy"})
 
 

@@ -82,20 +82,19 @@ def sections() -> Iterator[Section]:
 
 def _of_class(model: type[BaseModel], name: str, meaning: str) -> Iterator[Section]:
     """Yield the section of a class, then those of nested classes."""
-    from adaptive.training.settings import OPTIONS, Key
+    from adaptive.training.settings import OPTIONS, sections_of
 
-    inside = {field: Key(info.annotation).section for field, info in model.model_fields.items()}
+    inside = sections_of(model)
     settings = tuple(
         _setting(name, field, info)
         for field, info in model.model_fields.items()
-        if inside[field] is None and field not in OPTIONS.values()  # dictionaries with the settings of another class
+        if field not in inside and field not in OPTIONS.values()  # dictionaries with the settings of another class
     )
     yield Section(name, _one_line(meaning), settings)
     for field, section in inside.items():
-        if section is not None:
-            key, info = f"{name}.{field}".lstrip("."), model.model_fields[field]
-            null = f" `{key}=null`: {info.description.removeprefix('null: ')}." if info.description else ""
-            yield from _of_class(section, key, f"{section.__doc__ or ''}{null}")
+        key, info = f"{name}.{field}".lstrip("."), model.model_fields[field]
+        null = f" `{key}=null`: {info.description.removeprefix('null: ')}." if info.description else ""
+        yield from _of_class(section, key, f"{section.__doc__ or ''}{null}")
 
 
 def _of_models(options: Mapping[str, type[BaseModel]]) -> Iterator[Section]:

@@ -8,7 +8,6 @@ and the model. An environment variable is `ADAPTIVE_` and the key in capitals, w
 None. One default depends on another setting: a model of sequences trains on the built-in stream of sequences.
 """
 
-import inspect
 import json
 import os
 import re
@@ -16,27 +15,18 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, Final, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ValidationError
 
-from adaptive.config import TrainConfig
+from adaptive.config import TrainConfig, reason
 from adaptive.errors import ConfigError, PolicyError, suggestion
-from adaptive.plugins import (
-    CODE_SETTINGS,
-    PARAMETER,
-    load_policy_class,
-    parse_policy,
-    policy_parameters,
-    refuse_unnamed,
-)
+from adaptive.plugins import CODE_SETTINGS, PARAMETER, checked_options, load_policy_class, parse_policy, refuse_unnamed
 from adaptive.storage.files import MOST_BYTES, read_file
 
-PREFIX = "ADAPTIVE_"
-NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # for scripts, tests and benchmarks
-OPTIONS = {"policy": "policy_options", "data": "data_options", "model": "model_options"}
+PREFIX: Final = "ADAPTIVE_"
+NOT_SETTINGS: Final = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # for scripts, tests and benchmarks
+OPTIONS: Final = {"policy": "policy_options", "data": "data_options", "model": "model_options"}
 
 Path_ = tuple[str, ...]
 
@@ -48,7 +38,6 @@ class Entry:
     key: str  # as the user wrote it
     value: Any
     origin: str
-    text: str | None = None  # before parsing, from sources of text
     file: Path | None = None  # the source, if it is a file
 
     @property
@@ -56,42 +45,6 @@ class Entry:
         """The path of the value in `TrainConfig`."""
         first, *rest = self.key.split(".")
         return (OPTIONS[first], *rest) if rest and first in OPTIONS else (first, *rest)
-
-
-@dataclass(frozen=True)
-class Key:
-    """The type and the meaning of a key's value."""
-
-    annotation: Any
-    description: str = ""
-
-    @property
-    def types(self) -> tuple[Any, ...]:
-        """The members of a union, or the type itself; without `Annotated`."""
-        plain = get_args(self.annotation)[0] if get_origin(self.annotation) is Annotated else self.annotation
-        return get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
-
-    @property
-    def is_number(self) -> bool:
-        return set(self.types) <= {int, float, NoneType}
-
-    @property
-    def is_text(self) -> bool:
-        return set(self.types) <= {str, Path, NoneType}
-
-    @property
-    def is_table(self) -> bool:
-        return any(kind is Any or kind is dict or get_origin(kind) is dict for kind in self.types)
-
-    @property
-    def section(self) -> type[BaseModel] | None:
-        """The pydantic model of the keys below this one, or None."""
-        models = [kind for kind in self.types if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        return models[0] if models else None
-
-
-Keys = dict[Path_, Key]
-MOST_LISTED = 16  # keys of a section that a message lists
 
 
 def load_settings(
@@ -124,9 +77,9 @@ def load_settings(
     _refuse_code_of_files(entries)  # before the policy is loaded
     entries = _split_policy(entries, problems)
     _refuse_code_of_files(entries)  # the skip rule that came with the policy
-    keys, policy_error = _known_keys(entries)
-    chosen = _choose(entries, keys, problems)
-    config = _validated(chosen, keys, problems)
+    tree, chosen = _merged(entries)
+    policy_error = _check_policy(tree, problems)
+    config = _validated(tree, chosen, problems)
     if problems:
         problems += [str(policy_error)] if policy_error else []
         many = [f"{len(problems)} settings are invalid:"] if len(problems) > 1 else []
@@ -134,12 +87,15 @@ def load_settings(
     if policy_error:
         raise policy_error
     assert config is not None
-    origins = {key: "default" for key, _ in leaves(config.model_dump())}
-    return config, origins | {".".join(path): entry.origin for path, entry in chosen.items()}
+    origins = {".".join(path): entry.origin for path, entry in chosen.items()}
+    return config, {key: "default" for key, _ in leaves(config.model_dump())} | origins
 
 
 def parse_text(text: str) -> Any:
-    """Parse a TOML value; return None for `null`, and other text unchanged."""
+    """Parse a TOML value; return None for `null`, and other text unchanged.
+
+    A number that would be written in another way, such as 2024_01, may be a name, and stays text: pydantic reads it.
+    """
     text = text.strip()
     if text == "null":
         return None
@@ -148,7 +104,10 @@ def parse_text(text: str) -> Any:
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = table["value"]
-    return value if len(table) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
+    if len(table) > 1 or not isinstance(value, bool | int | float | str | list | dict):
+        return text
+    is_name = isinstance(value, int | float) and not isinstance(value, bool) and str(value) != text and "e" not in text
+    return text if is_name else value
 
 
 # -- sources: each returns its entries -----------------------------------------------------------------------------
@@ -158,7 +117,7 @@ def _from_preset(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
     """Entries of the preset that was named last."""
     from adaptive.models.paper_presets import PRESETS
 
-    named = next((entry for entry in reversed(entries) if entry.path == ("preset",)), None)
+    named = _last(entries, "preset")
     if named is None or named.value is None:
         return []
     name = str(named.value)
@@ -173,42 +132,40 @@ def _from_model(entries: Sequence[Entry]) -> list[Entry]:
     """The default data of the model, if they differ from the default of all models."""
     from adaptive.models.model_settings import BUILT_IN_DATA
 
-    name = _last(entries, "model")
-    return [Entry(key, value, f"model {name}") for key, value in BUILT_IN_DATA.get(name or "", {}).items()]
+    named = _last(entries, "model")
+    data = {} if named is None else BUILT_IN_DATA.get(str(named.value), {})
+    return [Entry(key, value, f"model {named.value}") for key, value in data.items() if named is not None]
 
 
 def _refuse_code_of_files(entries: Sequence[Entry]) -> None:
     """Refuse code that only a file names, unless it is installed."""
     for key in CODE_SETTINGS:
-        latest = next(
-            (entry for entry in reversed(entries) if ".".join(entry.path) == key and entry.value is not None), None
-        )
+        latest = _last([entry for entry in entries if entry.value is not None], key)
         if latest is not None and latest.file is not None:
             refuse_unnamed(key, str(latest.value), where=str(latest.file))
 
 
 def _split_policy(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
     """Replace the last policy with parameters, such as `lfu+skip=defer`, by an entry for each of its settings."""
-    place = max((number for number, entry in enumerate(entries) if entry.path == ("policy",)), default=None)
-    if place is None or not PARAMETER.search(name := str(entries[place].text or entries[place].value)):
+    entry = _last(entries, "policy")
+    if entry is None or not PARAMETER.search(name := str(entry.value)):
         return [*entries]
-    entry = entries[place]
-    plain = replace(entry, value=PARAMETER.split(name)[0], text=None)
     try:
         _, parameters, rule = parse_policy(name)
     except ConfigError as error:
         problems.append(f"policy ({entry.origin}): {error}")
         parameters, rule = {}, None
-    except PolicyError:  # reported with the other mistakes when its parameters are looked up
+    except PolicyError:  # reported with the other mistakes when the policy is loaded
         parameters, rule = {}, None
     texts = {f"policy.{key}": text for key, text in parameters.items()} | ({"skip.rule": rule} if rule else {})
-    more = [Entry(key, parse_text(text), f"{entry.origin} {name}", text, entry.file) for key, text in texts.items()]
-    return [*entries[:place], plain, *more, *entries[place + 1 :]]
+    more = [Entry(key, parse_text(text), f"{entry.origin} {name}", entry.file) for key, text in texts.items()]
+    place = next(number for number, other in enumerate(entries) if other is entry)
+    return [*entries[:place], replace(entry, value=PARAMETER.split(name)[0]), *more, *entries[place + 1 :]]
 
 
-def _last(entries: Sequence[Entry], key: str) -> str | None:
-    """The last text for a key without a dot, or None."""
-    return next((str(entry.text or entry.value) for entry in reversed(entries) if entry.path == (key,)), None)
+def _last(entries: Sequence[Entry], key: str) -> Entry | None:
+    """The last entry for a key of `TrainConfig`, or None."""
+    return next((entry for entry in reversed(entries) if ".".join(entry.path) == key), None)
 
 
 def _from_file(file: Path | None) -> list[Entry]:
@@ -218,7 +175,7 @@ def _from_file(file: Path | None) -> list[Entry]:
     if isinstance(config := content.get("config"), dict):
         content = {key: value for key, value in config.items() if key != "out"}
     entries = ((key, None if value == "null" else value) for key, value in leaves(content))
-    return [Entry(key, value, f"{file}:{key}", file=file) for key, value in entries]
+    return [Entry(key, value, f"{file}:{key}", file) for key, value in entries]
 
 
 def _read(file: Path) -> dict[str, object]:
@@ -229,8 +186,6 @@ def _read(file: Path) -> dict[str, object]:
     try:
         text = raw.decode("utf-8")
         content = json.loads(text) if is_json else tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"expected UTF-8 text, got {error} ({name})") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"expected {'JSON' if is_json else 'TOML'}, got {error} ({name})") from error
     if not isinstance(content, dict):
@@ -241,10 +196,7 @@ def _read(file: Path) -> dict[str, object]:
 def _from_environment(environ: Mapping[str, str]) -> list[Entry]:
     names = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in NOT_SETTINGS and environ[name]]
     keys = [name.removeprefix(PREFIX).lower().replace("__", ".") for name in names]
-    return [
-        Entry(key, parse_text(environ[name]), f"environment {name}", environ[name])
-        for key, name in zip(keys, names, strict=True)
-    ]
+    return [Entry(key, parse_text(environ[name]), f"environment {name}") for key, name in zip(keys, names, strict=True)]
 
 
 def _from_sets(sets: Sequence[str], problems: list[str]) -> list[Entry]:
@@ -252,21 +204,16 @@ def _from_sets(sets: Sequence[str], problems: list[str]) -> list[Entry]:
     for text in sets:
         key, equals, value = text.partition("=")
         if equals and key.strip():
-            entries.append(Entry(key.strip(), parse_text(value), "--set", value))
+            entries.append(Entry(key.strip(), parse_text(value), "--set"))
         else:
             problems.append(f"--set: expected key=value, such as tier.device_rows=10%, got {text!r}")
     return entries
 
 
 def _from_flags(flags: Mapping[str, object], names: Mapping[str, str]) -> list[Entry]:
-    flags = {key: flags[key] for key in sorted(flags, key=lambda key: key == "policy")}  # last: `lfu+skip=RULE` wins
-    origins = {key: f"flag {names.get(key, '')}".rstrip() for key in flags}
-    return [
-        Entry(key, parse_text(value), origins[key], value)
-        if isinstance(value, str)
-        else Entry(key, value, origins[key])
-        for key, value in flags.items()
-    ]
+    keys = sorted(flags, key=lambda key: key == "policy")  # last: `lfu+skip=RULE` wins
+    values = {key: parse_text(value) if isinstance(value, str) else value for key, value in flags.items()}
+    return [Entry(key, values[key], f"flag {names.get(key, '')}".rstrip()) for key in keys]
 
 
 def leaves(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
@@ -279,182 +226,123 @@ def leaves(content: Mapping[str, object], above: str = "") -> Iterator[tuple[str
             yield key, value
 
 
-# -- keys ----------------------------------------------------------------------------------------------------------
-
-
-def _known_keys(entries: Sequence[Entry]) -> tuple[Keys, PolicyError | None]:
-    """Return all keys, and the error if the policy cannot be loaded."""
-    keys = dict(_model_keys(TrainConfig))
-    for name, model in _option_models(_last(entries, "model")).items():
-        keys.update(_model_keys(model, (name,)))
-    named = _last(entries, "policy")
-    spec = TrainConfig.model_fields["policy"].default if named is None else named
-    try:
-        parameters = policy_parameters(load_policy_class(spec))
-    except PolicyError as error:
-        keys[("policy_options",)] = Key(dict[str, Any])
-        return keys, error
-    for name, parameter in parameters.items():
-        annotated = parameter.annotation is not inspect.Parameter.empty
-        keys["policy_options", name] = Key(parameter.annotation if annotated else Any)
-    return keys, None
-
-
-def _option_models(
-    model: object, problems: list[str] | None = None, chosen: Mapping[Path_, Entry] = MappingProxyType({})
-) -> dict[str, type[BaseModel]]:
-    """Return the option models of data and model; an unknown model adds a problem."""
-    from adaptive.data.data_options import DataOptions
-    from adaptive.models.model_settings import OPTIONS
-    from adaptive.plugins import installed_models
-
-    default = TrainConfig.model_fields["model"].default
-    name = default if model is None else str(model)
-    options: type[BaseModel] = OPTIONS.get(name, OPTIONS[default])
-    if ":" in name or name in installed_models():
-        from adaptive.models.factory import options_of
-
-        options = options_of(name)
-    elif name not in OPTIONS and problems is not None:
-        allowed = ", ".join([*OPTIONS, *installed_models()])
-        origin = f" ({chosen[('model',)].origin})" if ("model",) in chosen else ""
-        expected = f"expected one of {allowed}, module:Class or file.py:Class"
-        problems.append(f"model{origin}: {expected}, got {name!r}{suggestion(name, OPTIONS)}")
-    return {"data_options": DataOptions, "model_options": options}
-
-
-def _model_keys(model: type[BaseModel], above: Path_ = ()) -> Iterator[tuple[Path_, Key]]:
-    for name, field in model.model_fields.items():
-        key = Key(field.annotation, field.description or "")
-        if name not in OPTIONS.values():
-            yield (*above, name), key
-        if key.section:
-            yield from _model_keys(key.section, (*above, name))
-
-
-def _name(path: Path_) -> str:
-    """The key as users write it: `policy.decay`, not `policy_options.decay`."""
-    short = {long: short for short, long in OPTIONS.items()}
-    return ".".join((short.get(path[0], path[0]), *path[1:]))
-
-
 # -- resolution ----------------------------------------------------------------------------------------------------
 
 
-def _choose(entries: Sequence[Entry], keys: Keys, problems: list[str]) -> dict[Path_, Entry]:
+def _merged(entries: Sequence[Entry]) -> tuple[dict[str, Any], dict[Path_, Entry]]:
+    """Return the values as a tree, and the entries that they come from by path. Later entries win."""
     chosen: dict[Path_, Entry] = {}
     for entry in entries:
-        path, text = entry.path, entry.text
-        tables = (keys.get(path[:length]) for length in range(1, len(path)))
-        key = keys.get(path) or next((table for table in tables if table and table.is_table), None)
-        if key is None or (key.section and entry.value is not None):
-            problems.append(f"{entry.key} ({entry.origin}): {_no_key(entry, keys)}")
-            continue
+        path = entry.path
         for other in [p for p in chosen if p[: len(path)] == path or path[: len(p)] == p]:
             del chosen[other]
-        if key.is_text and text is not None and not isinstance(entry.value, str | NoneType):
-            entry = replace(entry, value=text.strip())
         chosen[path] = entry
-    for path, entry in list(chosen.items()):
-        if isinstance(entry.value, bool) and path in keys and keys[path].is_number:  # pydantic reads true as 1
-            problems.append(f"{entry.key} ({entry.origin}): expected a number, got {entry.value!r}")
-            del chosen[path]
-    return chosen
-
-
-def _no_key(entry: Entry, keys: Keys) -> str:
-    """Explain why a key cannot have a value: it is unknown, or a section."""
-    if entry.path in keys:
-        allowed = ", ".join(_names_below(entry.path, keys))
-        return f"expected one of its keys ({allowed}), got {entry.value!r} for the section"
-    if len(entry.path) == 1:
-        return f"unknown key{suggestion(entry.key, map(_name, keys))}"
-    below = _names_below(entry.path[:1], keys)
-    if entry.key.startswith("policy."):
-        names = [name.removeprefix("policy.") for name in below if name.startswith("policy.")]
-        name = entry.key.removeprefix("policy.")
-        return f"the policy has no parameter {name}; it has: {', '.join(names) or 'none'}{suggestion(name, names)}"
-    section, near = entry.key.partition(".")[0], suggestion(entry.key, below)
-    if len(below) <= MOST_LISTED:
-        return f"unknown key{near or ';'} {section} has {', '.join(below) or 'no keys below it'}"
-    return f"unknown key{near or f'; list the {len(below)} keys of {section} with adaptive-train config {section}'}"
-
-
-def _names_below(section: Path_, keys: Keys) -> list[str]:
-    return [_name(path) for path in keys if len(path) > len(section) and path[: len(section)] == section]
-
-
-def _validated(chosen: Mapping[Path_, Entry], keys: Keys, problems: list[str]) -> TrainConfig | None:
-    tree = _tree(chosen)
-    for name, model in _option_models(tree.get("model"), problems, chosen).items():
-        _check(model, tree.get(name, {}), (name,), (chosen, keys, problems))
-    for path in [path for path in keys if path[0] == "policy_options" and len(path) == 2]:
-        if path[1] in tree.get("policy_options", {}):
-            _check(keys[path].annotation, tree["policy_options"][path[1]], path, (chosen, keys, problems))
-    config: TrainConfig | None = _check(TrainConfig, tree, (), (chosen, keys, problems))
-    return config
-
-
-def _check(kind: Any, value: Any, above: Path_, book: tuple[Mapping[Path_, Entry], Keys, list[str]]) -> Any:
-    """Return the value as `kind`; for mistakes return None and add lines to `book`."""
-    chosen, keys, problems = book
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as errors:
-        lines = [_problem(error, loc, chosen, keys) for loc, error in _one_each(errors, above, chosen).items()]
-        problems.extend(dict.fromkeys(lines))
-        return None
-
-
-def _one_each(errors: ValidationError, above: Path_, chosen: Mapping[Path_, Entry]) -> dict[Path_, ErrorDetails]:
-    """Return one mistake for a value that no member of a union takes; pydantic has one for each member."""
-    mistakes: dict[Path_, ErrorDetails] = {}
-    for error in errors.errors():
-        loc = (*above, *map(str, error["loc"]))
-        entry = chosen.get(loc[:-1])
-        if entry is None or entry.value is not error["input"]:
-            mistakes[loc] = error
-        elif (other := mistakes.setdefault(loc[:-1], error)) is not error:
-            other["msg"] = f"{_short(other['msg'])} or {error['msg'].removeprefix(_SHOULD)}"
-    return mistakes
-
-
-def _tree(chosen: Mapping[Path_, Entry]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, entry in chosen.items():
         place = tree
         for name in path[:-1]:
             place = place.setdefault(name, {})
         place[path[-1]] = entry.value
-    return tree
+    return tree, chosen
+
+
+def _check_policy(tree: Mapping[str, Any], problems: list[str]) -> PolicyError | None:
+    """Check the parameters of the policy; return the error if it cannot be loaded."""
+    try:
+        cls = load_policy_class(str(tree.get("policy", TrainConfig.model_fields["policy"].default)))
+    except PolicyError as error:
+        return error
+    try:
+        checked_options(cls, tree.get("policy_options") or {}, "policy")
+    except PolicyError as error:
+        problems.append(str(error))
+    return None
+
+
+def _validated(tree: Mapping[str, Any], chosen: Mapping[Path_, Entry], problems: list[str]) -> TrainConfig | None:
+    """Return the settings; for mistakes add lines to `problems`."""
+    from adaptive.data.data_options import DataOptions
+
+    kinds: dict[str, type[BaseModel]] = {"data_options": DataOptions}
+    try:
+        kinds["model_options"] = _model_options(tree)
+    except ConfigError as error:
+        problems.append(str(error))
+    keys = [*keys_of(TrainConfig)]
+    for name, kind in kinds.items():
+        keys += keys_of(kind, f"{name.removesuffix('_options')}.")
+    for name, kind in kinds.items():
+        try:
+            kind.model_validate(tree.get(name, {}))
+        except ValidationError as error:
+            problems += _mistakes(error, (name,), chosen, keys)
+    try:
+        return TrainConfig.model_validate(tree)
+    except ValidationError as error:
+        problems += _mistakes(error, (), chosen, keys)
+    return None
+
+
+def _model_options(tree: Mapping[str, Any]) -> type[BaseModel]:
+    """Return the class of the model's settings."""
+    from adaptive.models.model_settings import OPTIONS
+
+    name = str(tree.get("model", TrainConfig.model_fields["model"].default))
+    if name in OPTIONS:
+        return OPTIONS[name]
+    from adaptive.models.factory import options_of  # imports torch
+
+    return options_of(name)
+
+
+def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return field -> class of the fields that hold settings of another class, or None."""
+    kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in model.model_fields.items()}
+    return {
+        name: kind
+        for name, members in kinds.items()
+        for kind in members
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
+
+
+def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a class of settings."""
+    sections = sections_of(model)
+    for name in model.model_fields:
+        if name in sections:
+            yield from keys_of(sections[name], f"{above}{name}.")
+        elif name not in OPTIONS.values():
+            yield f"{above}{name}"
 
 
 # -- messages ------------------------------------------------------------------------------------------------------
 
 
-_SHOULD = "Input should be "
+def _mistakes(
+    error: ValidationError, above: Path_, chosen: Mapping[Path_, Entry], keys: Sequence[str]
+) -> Iterator[str]:
+    """Yield a line for each wrong value, and for values that contradict each other."""
+    reasons: dict[Path_, list[str]] = {}
+    for mistake in error.errors():
+        loc = (*above, *map(str, mistake["loc"]))
+        # The members of a union are below the value, each with its own mistake.
+        path = next((loc[:length] for length in range(len(loc), 0, -1) if loc[:length] in chosen), loc)
+        text = UNKNOWN if mistake["type"] == "extra_forbidden" else reason(mistake)
+        reasons.setdefault(path, []).append(text)
+    for path, texts in reasons.items():
+        text = " or ".join(dict.fromkeys([texts[0], *(text.removeprefix("expected ") for text in texts[1:])]))
+        if path in chosen:
+            entry = chosen[path]
+            names = re.findall("'([^']*)'", text) if text.startswith("expected '") else []
+            if text == UNKNOWN:
+                got = suggestion(entry.key, keys) or "; adaptive-train config lists all keys"
+            else:
+                got = "" if ", got " in text else f", got {entry.value!r}{suggestion(str(entry.value), names)}"
+            yield f"{entry.key} ({entry.origin}): {text}{got}"
+        else:
+            entries = [f"{entry.key} ({entry.origin})" for other, entry in chosen.items() if other[: len(path)] == path]
+            yield f"{', '.join(entries) or '.'.join(path)}: {text}"
 
 
-def _short(message: str) -> str:
-    """Return pydantic's message without the value."""
-    return re.split(", (?:unable|got) ", message)[0]
-
-
-def _problem(error: ErrorDetails, loc: Path_, chosen: Mapping[Path_, Entry], keys: Keys) -> str:
-    """Return a line for a mistake: key, origin, expected and actual value, hint."""
-    reason, is_general = error["msg"].removeprefix("Value error, "), error["msg"].startswith(_SHOULD)
-    if is_general:
-        reason = _short(reason.removeprefix(_SHOULD))
-        reason = f"expected {'a value ' * reason.startswith(('greater', 'less'))}{reason}"
-    if error["type"] == "extra_forbidden":  # below a table
-        reason = "unknown key"
-    path = next((path for path in chosen if loc[: len(path)] == path), None)
-    if path is None:  # several values that contradict each other
-        entries = [f"{entry.key} ({entry.origin})" for path, entry in chosen.items() if path[: len(loc)] == loc]
-        return f"{', '.join(entries) or _name(loc)}: {reason}"
-    entry, key = chosen[path], keys.get(path, Key(Any))
-    about = f" ({key.description})" if key.description else ""
-    allowed = error.get("ctx", {}).get("expected", "") if error["type"] == "literal_error" else ""
-    hint = suggestion(str(entry.value), re.findall("'([^']*)'", allowed))
-    got = "" if ", got " in reason else f", got {entry.value!r}"
-    return f"{entry.key} ({entry.origin}): {reason}{got}{about}{hint}"
+UNKNOWN: Final = "unknown key"

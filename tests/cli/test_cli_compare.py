@@ -126,7 +126,7 @@ def test_mistakes_are_reported_before_training(
     for words, code, text in [
         (["--policies", "lru,lfo"], 9, "no policy 'lfo'"),
         (["--policies", ","], 2, "expected a list"),
-        (["--policies", "lfu+half_life=x"], 2, "policy.half_life (flag --policies lfu+half_life=x): expected a valid"),
+        (["--policies", "lfu+half_life=x"], 2, "policy LFU: half_life: expected a valid number"),
         (["--seeds", "0"], 2, "--seeds"),
         (["--set", "policy.nothing=1"], 2, "expected a parameter of hybrid, lru, slipstream"),
         (["--batch-size", "0"], 2, "batch_size"),
@@ -223,7 +223,7 @@ def test_simulate_reports_mistakes(cli: Cli) -> None:
     for words, code, text in [
         (["--device-rows", "lots"], 2, "expected a size in rows"),
         (["--policies", "lru,nothing"], 9, "no policy 'nothing'"),
-        (["--policies", "lfu+half_life=x"], 2, "policy.half_life (flag --policies lfu+half_life=x): expected a valid"),
+        (["--policies", "lfu+half_life=x"], 2, "policy LFU: half_life: expected a valid number"),
         (["--data", "criteo:none.tsv"], 3, "none.tsv"),
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
         (["--plot", "no/such.png"], 6, "folder no does not exist"),

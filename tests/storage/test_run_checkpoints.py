@@ -446,10 +446,10 @@ def edit_meta(folder: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda meta: meta.pop("progress"), r"Input should be .*meta\.progress\)"),
+        (lambda meta: meta.pop("progress"), r"expected .*meta\.progress\)"),
         (
             lambda meta: meta["progress"]["place"].update(taken=-1),
-            r"^place\.taken: Input should be .*, got -1 .*meta\.progress\)",
+            r"^place\.taken: expected a value .*, got -1 .*meta\.progress\)",
         ),
         (lambda meta: meta["progress"].update(more=1), r"^more: unknown key .*meta\.progress\)"),
         (

@@ -235,7 +235,7 @@ def test_no_rows(tmp_path):
         ("separator = ';'\n" + DIRECT, ["With separator = ';' the header is one column. Set separator = ','"]),
         (DIRECT + "hash_rows = 5", ["categorical.0: expected one of", "got num_embeddings and hash_rows"]),
         (DIRECT.replace('"int"', '"string"'), ["categorical.0: expected kind = 'int' or 'hex'", "got 'string'"]),
-        (DIRECT.replace('"int"', '"text"'), ["categorical.0.kind: Input should be 'hex', 'int' or 'string'"]),
+        (DIRECT.replace('"int"', '"text"'), ["categorical.0.kind: expected 'hex', 'int' or 'string'"]),
         (DIRECT + 'inner_separator = ","', ["expected inner_separator to differ", "got [',']"]),
         ("null = ['-1']\n" + DIRECT, ["expected texts that are not numbers in null, got '-1'"]),
         ("null = ['ff']\n" + DIRECT.replace("int", "hex"), ["expected texts that are not numbers in null, got 'ff'"]),

@@ -541,7 +541,7 @@ def test_policies_have_their_own_parameters() -> None:
             "lfu+half_life=soon",
             [],
             ConfigError,
-            "policy.half_life (flag --policies lfu+half_life=soon): expected a valid number, got 'soon'",
+            "policy LFU: half_life: expected a valid number, got 'soon'",
         ),
         ("lru,lfu+half_life=-3", [], PolicyError, "LFU: half_life=-3.0: expected more than 0 batches"),
         ("lru,lfu", ["policy.half_life=-3"], PolicyError, "LFU: half_life=-3.0: expected more than 0 batches"),

@@ -202,7 +202,7 @@ def test_a_vocabulary_is_never_fitted_anew(elsewhere: Path) -> None:
     [
         ("model.embedding_dim", 8, "expected one of tier.*, data.*, eval_batch_size and model, got"),
         ("tier.hots", "memory", "--set tier.hots: unknown key (did you mean host?)"),
-        ("eval_batch_size", 0, "--set eval_batch_size: Input should be greater than or equal to 1, got 0"),
+        ("eval_batch_size", 0, "--set eval_batch_size: expected a value greater than or equal to 1, got 0"),
         ("data.holdouts", 0.1, "data.holdouts: unknown key"),
     ],
 )
