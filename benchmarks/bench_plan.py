@@ -222,7 +222,8 @@ def _for_gpu(settings: Settings) -> Report:
             pipeline.lookups_ahead, before = _Made(ours, part), pipeline.stopwatch.total_ms()
             for planned in ours.stream(part):
                 rows = planned.works[0].plan.row_updates.rows  # type: ignore[union-attr]
-                pipeline.feedback.report(planned.number, [partial(Feedback, rows, norms[None, : len(rows)])])
+                if rule is not None:  # else nobody reads norms
+                    pipeline.feedback.report(planned.number, [partial(Feedback, rows, norms[None, : len(rows)])])
             after = pipeline.stopwatch.total_ms()
             if first >= num_fill:
                 spent.append([(after[stage] - before[stage]) / len(part) for stage in GPU_STAGES])

@@ -271,19 +271,7 @@ def test_statistics_equal_a_slow_count(depth: int) -> None:
             assert counts[Counter.FETCHED] == rows - counts[Counter.ROW_HITS]
             assert counts[Counter.ADMITTED] == counts[Counter.FETCHED]
             assert 0 <= counts[Counter.LOOKUP_HITS] <= lookups
-        updates = sum(rows for _, rows in slow_counts(tables, batches[first:last]).values())
-        assert statistics.update_norm_counts.sum() == updates
-        assert len(statistics.update_norm_edges) == len(statistics.update_norm_counts) + 1
         assert statistics.resident_rows.sum() == embeddings.runtime.view.resident(np.arange(100)).sum()
-
-
-def test_update_norms_are_those_of_the_updates() -> None:
-    embeddings = one_table()
-    step_all(embeddings, [bags([1, 1, 2])])
-    statistics = embeddings.statistics.take()
-    assert statistics.update_norm_sum == 4.0 + 2.0  # four values, each moved by two or by one
-    filled = np.flatnonzero(statistics.update_norm_counts)
-    assert statistics.update_norm_edges[filled].tolist() == [2.0, 4.0]
 
 
 def test_statistics_of_a_loop_that_is_left_early() -> None:

@@ -55,8 +55,8 @@ from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats
 logger = logging.getLogger("adaptive.distributed")
 
 SUMMED: Final = (
-    "counts", "resident_rows", "live_keys", "index_places", "hot_rows", "saturated_rows", "update_norm_counts",
-    "device_rows", "update_norm_sum",
+    "counts", "resident_rows", "live_keys", "index_places", "hot_rows", "saturated_rows",
+    "device_rows",
 )  # fmt: skip
 ROOM: Final = 5, 4  # of rows in flight and of hot rows: owners do not get even shares
 
@@ -140,7 +140,7 @@ class ShardedStatistics(StatisticsCollector):
             name: piece.astype(column.dtype).reshape(column.shape)
             for name, piece, column in zip(SUMMED, pieces, columns, strict=True)
         }
-        sums |= {name: sums[name].item() for name in ("device_rows", "update_norm_sum")}
+        sums["device_rows"] = sums["device_rows"].item()
         return replace(local, **sums, policy={**local.policy, **self.reported})
 
     def table_rows(self) -> dict[str, int]:

@@ -6,11 +6,8 @@ threads. So equal runs make equal decisions, no matter how far each one has look
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from adaptive.config import SkipConfig
-from adaptive.embeddings.planning.plan import Feedback, UpdateSizes
+from adaptive.embeddings.planning.plan import Feedback
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 
@@ -25,7 +22,6 @@ class FeedbackQueue:
 
     Attributes:
         reported: numbers that the policy reports, as of the batch to be planned.
-        update_sizes: histogram of update norms, as of the batch to be planned.
     """
 
     def __init__(self, planners: Sequence[Planner], policy_caller: PolicyCaller, skip: SkipConfig | None) -> None:
@@ -35,7 +31,6 @@ class FeedbackQueue:
         self._learnt = 0  # feedback of all batches before this number has been taken in
         self._observed = 0  # the policy has received the losses of all batches before this number
         self.reported: Mapping[str, float] = {}
-        self.update_sizes = self.current_update_sizes()
 
     def report(self, number: int, feedback: list[Callable[[], Feedback]]) -> None:
         """Add the functions that return the feedback of batch `number`, one for each group."""
@@ -57,7 +52,6 @@ class FeedbackQueue:
                 if planner.skipper is not None:
                     planner.skipper.ask(number)
         self.reported = self._policy_caller.reported_with_next()
-        self.update_sizes = self.current_update_sizes()
 
     def lag(self, depth: int) -> int:
         """Batches until feedback is taken in."""
@@ -80,20 +74,6 @@ class FeedbackQueue:
         self._learnt = self._observed = number
         self._feedback.clear()
         self._losses.clear()
-
-    def current_update_sizes(self) -> UpdateSizes:
-        """Return a copy of the histogram of update norms, summed over all groups."""
-        trackers = [planner.tracker for planner in self._planners]
-        counts, norm_sum = trackers[0].bin_counts.copy(), trackers[0].norm_sum
-        for tracker in trackers[1:]:
-            counts += tracker.bin_counts
-            norm_sum += tracker.norm_sum
-        return UpdateSizes(counts, norm_sum)
-
-    @property
-    def update_size_edges(self) -> NDArray[np.float32]:
-        """Edges (n + 1,) of the histogram of update norms."""
-        return self._planners[0].tracker.bin_edges
 
     def _observe_until(self, number: int) -> None:
         """Pass the losses measured after batches before `number` to the policy."""

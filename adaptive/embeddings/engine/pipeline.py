@@ -23,7 +23,7 @@ from adaptive.embeddings.engine.tiered_group import LateFetches, TieredGroup, ta
 from adaptive.embeddings.planning.access_events import AccessNotifier
 from adaptive.embeddings.planning.key_tables import KeyChanges
 from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead, check_batch, plan_threads
-from adaptive.embeddings.planning.plan import GroupPart, GroupPlan, UpdateSizes, describe_parts
+from adaptive.embeddings.planning.plan import GroupPart, GroupPlan, describe_parts
 from adaptive.embeddings.planning.planner import SlotChanges
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import out_of_memory
@@ -55,7 +55,6 @@ class ReadyBatch:
     device_plans: list[DevicePlan | None]  # what the device has of each plan; None: it reads the plan itself
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
-    update_sizes: UpdateSizes  # of the batches whose feedback was taken in before this one was planned
     index_places: Mapping[int, int]  # group with keys -> places of its index, as of this batch
     arrived: Future[None] | None
     """Done once all rows are in place, or moving them failed; None: training gets the batch only after that."""
@@ -343,8 +342,8 @@ class Pipeline:
                 for tiered, plan, along in zip(self.tiered_groups, plans, inputs, strict=True)
             ]
             index_places = {group_number: changes.num_places for group_number, changes in key_changes.items()}
-            reported = self.feedback.reported, self.feedback.update_sizes
-            ready = ReadyBatch(batch, plans, device_plans, parts, *reported, index_places, Future() if parts else None)
+            arrived = Future[None]() if parts else None
+            ready = ReadyBatch(batch, plans, device_plans, parts, self.feedback.reported, index_places, arrived)
             self.next_number = number + 1
             # Trained batches are dropped here, by the only thread that writes the list; the other one sets a number.
             self._planned = [*self.in_flight(), ready]

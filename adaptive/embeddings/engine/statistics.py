@@ -16,7 +16,7 @@ from adaptive.kernels.planning import books
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts, times and update norms of the batches trained in an interval.
+    """Counts and times of the batches trained in an interval.
 
     `*_rows` and `policy` are as of the latest of these batches, no matter how far others are planned. Tables are in the
     order of `table_names`.
@@ -31,9 +31,6 @@ class Statistics:
     hot_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
     saturated_rows: NDArray[np.int64]  # (tables,) hot rows that an update moves by less than 5% of their length
     times_ms: dict[str, float]  # stage -> sum over the batches
-    update_norm_edges: NDArray[np.float64]  # (n + 1,)
-    update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm, which is known some batches after training
-    update_norm_sum: float
     policy: Mapping[str, float]  # numbers that the policy and the skip rule report
     batches_in_parts: int = 0  # of the batches
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
@@ -59,7 +56,6 @@ class StatisticsCollector:
         self._policy: Mapping[str, float] = {}
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
-        self._updates_taken = self._updates = pipeline.feedback.current_update_sizes()
 
     def take(self) -> Statistics:
         """Return the statistics since the last call."""
@@ -78,14 +74,10 @@ class StatisticsCollector:
             hot_rows=hot_rows,
             saturated_rows=saturated_rows,
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
-            update_norm_edges=pipeline.feedback.update_size_edges.astype(np.float64),
-            update_norm_counts=self._updates.counts - self._updates_taken.counts,
-            update_norm_sum=self._updates.sum - self._updates_taken.sum,
             policy=self._policy,
         )
         self._counts_taken, self._times = self._counts.copy(), times
         self._batches = self._in_parts = self._waited = 0
-        self._updates_taken = self._updates
         return statistics
 
     def counts(self) -> NDArray[np.int64]:
@@ -161,17 +153,16 @@ class StatisticsCollector:
         for first, plan in zip(self._first_tables, ready.plans, strict=True):
             books.add_counts(first, plan.tally, self._counts)
         self._hot_counts = [plan.hot_counts for plan in ready.plans]
-        self._policy, self._updates = ready.reported, ready.update_sizes
+        self._policy = ready.reported
         for tiered, num_places in ready.index_places.items():
             self._places[self._first_tables[tiered]] = num_places
 
     def refresh(self, *, recount: bool) -> None:
-        """Take over hot rows and updates as they are now, when no batch is in flight.
+        """Take over hot rows as they are now, when no batch is in flight.
 
         `recount`: count resident rows and keys, too, by reading all codes or slots. Not needed if all batches that were
         planned have been counted.
         """
-        self._updates = self._pipeline.feedback.current_update_sizes()
         self._hot_counts = [tiered.planner.hot_counts for tiered in self._pipeline.tiered_groups]
         if not recount:
             return

@@ -44,7 +44,6 @@ SHARED_ROWS = 1 << 11  # whose records or values threads divide: starting them t
 NO_ENTRIES = np.zeros(0, np.int32)
 SAMPLE = 4096  # slots, from which a bound of the lowest keys is estimated
 ALL_KEYS: Final = np.uint64(2**64 - 1)
-NUM_BINS = 64
 MANY_ROWS = 1 << 26  # 512 MiB of records
 _LINUX_FLAG: Final = {"x86_64": 0x4000, "aarch64": 0x4000}  # Python names it from 3.12 on
 NO_RESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", _LINUX_FLAG.get(platform.machine(), 0))
@@ -63,7 +62,7 @@ class Records(NamedTuple):
 
 
 class Tracker:
-    """Records of the rows of one group, and a histogram of update sizes.
+    """Records of the rows of one group.
 
     Attributes:
         threads: that work on a batch's records together; more than 1 if the training thread plans.
@@ -78,11 +77,6 @@ class Tracker:
         self.accesses: NDArray[np.uint32] = self.records["accesses"]
         self.columns = self.codes, self.accesses  # for kernels
         self.update_norm: Floats | None = None
-        # Bins of half a power of two from 2**-24 to 2**8; values outside count in the first or last bin.
-        self.bin_edges = np.exp2(np.linspace(-24, 8, NUM_BINS + 1)).astype(np.float32)
-        self.bin_counts = np.zeros(NUM_BINS, np.int64)
-        self._bin_guesses = bin_guesses(self.bin_edges)
-        self.norm_sum = 0.0
         if keeps_norms:
             self.keep_norms()
 
@@ -151,17 +145,9 @@ class Tracker:
                 yield pages[start : start + PAGES_AT_ONCE]
 
     def add_norms(self, rows: Int64s, norms: Floats) -> None:
-        """Add the update norms (n,) of distinct rows (n,) after a trained batch."""
-        bins = self.bin_edges, self._bin_guesses, self.bin_counts
-        if self.update_norm is None:
-            self.norm_sum += books.count_norms(norms, *bins)
-        elif self.threads > 1 and len(rows) >= SHARED_ROWS:
-            total = np.zeros(1)
-            books.add_and_count_norms(total, rows, norms, self.update_norm, *bins)
-            self.norm_sum += float(total[0])
-        else:
+        """Add the update norms (n,) of distinct rows (n,) after a trained batch, if they are kept."""
+        if self.update_norm is not None:
             books.add_norms(rows, norms, self.update_norm)
-            self.norm_sum += books.count_norms(norms, *bins)
 
     @property
     def num_bytes(self) -> int:
@@ -178,13 +164,6 @@ def books_bytes(num_rows: int, num_slots: int, *, keeps_norms: bool, by_accesses
     """Bytes of the records of a group's rows and of its slots."""
     slot_bytes = SLOT_BYTES + by_accesses * ACCESSES_BYTES if num_slots < num_rows else FITTING_SLOT_BYTES
     return num_rows * (RECORD.itemsize + keeps_norms * NORM_BYTES) + num_slots * slot_bytes
-
-
-def bin_guesses(edges: Floats) -> Int32s:
-    """(1024,) bin of the smallest float32 with these 10 highest bits."""
-    smallest = (np.arange(1024, dtype=np.uint32) << np.uint32(22)).view(np.float32)
-    smallest[512:] = 0  # norms are not negative
-    return np.clip(np.searchsorted(edges, smallest, side="right") - 1, 0, len(edges) - 2).astype(np.int32)
 
 
 def zero_pages(num_rows: int, dtype: Any) -> tuple[NDArray[Any], bool]:

@@ -116,14 +116,6 @@ class Deferred:
 
 
 @dataclass(frozen=True)
-class UpdateSizes:
-    """Row updates by their L2 norms, of all batches whose feedback has arrived."""
-
-    counts: Int64s  # (bins,) see `Tracker.bin_edges`
-    sum: float
-
-
-@dataclass(frozen=True)
 class GroupPlan:
     """Everything decided about one batch and one group of tables: moves, pooling, row updates."""
 

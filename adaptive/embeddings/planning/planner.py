@@ -260,6 +260,11 @@ class Planner:
         hot = None if self.skipper is None else self.skipper.hot
         return self._policy_caller.score(self._stats.of(rows, question.number, question.window, hot=hot))
 
+    @property
+    def reads_norms(self) -> bool:
+        """True if policy or skip rule can ask how far updates moved rows."""
+        return self.tracker.update_norm is not None or self.skipper is not None
+
     def learn(self, feedback: Feedback) -> None:
         """Store the feedback of a trained batch."""
         self.tracker.add_norms(feedback.rows, feedback.norms[0])

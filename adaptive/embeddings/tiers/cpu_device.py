@@ -214,7 +214,13 @@ class CpuDevice(DeviceTier):
         self._rows.use(optimizer)
 
     def update(
-        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
+        self,
+        plan: GroupPlan,
+        device_plan: DevicePlan | None,
+        gradients: Tensor,
+        found_inf: Tensor | None = None,
+        *,
+        wants_norms: bool,
     ) -> InFlight:
         assert found_inf is None
         if plan.deferred is None:

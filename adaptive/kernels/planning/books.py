@@ -31,7 +31,7 @@ DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since fetched; 
 UPDATE, APPLY, DEFER, SKIP = range(4)
 """What a batch does with the gradient of a distinct row: update the row; add it to the row's sum, and apply that; add
 it to the sum; skip it. From DEFER on the row is not written."""
-S22, S32 = np.uint32(22), np.uint64(32)
+S32 = np.uint64(32)
 AHEAD = 96  # records to prefetch, each in its own cache line; 32 is a quarter slower, 192 a little
 SLOTS_AHEAD = AHEAD // 2  # the record is in the cache by then
 BLOCK = 1024  # slots that are compared together
@@ -465,35 +465,6 @@ def add_norms(rows, norms, totals):
         if i + AHEAD < rows.size:
             prefetch_item(totals, rows[i + AHEAD])
         totals[at(rows[i])] += norms[i]
-
-
-@kernel()
-def count_norms(norms, bin_edges, bin_guesses, bin_counts):
-    """Count each norm in its bin [edge i, edge i + 1); return their sum, in order.
-
-    bin_guesses (1024,) int32: bin of the smallest number with these 10 highest bits, at most one edge off.
-    """
-    total = 0.0
-    for i in range(norms.size):
-        norm = norms[i]
-        total += np.float64(norm)
-        guess = bin_guesses[np.float32(norm).view(np.uint32) >> S22]
-        bin_counts[min(guess + (norm >= bin_edges[guess + 1]), bin_counts.size - 1)] += 1
-    return total
-
-
-@kernel()
-def add_or_count_norms(part, total, rows, norms, totals, bins):
-    if part == 0:
-        add_norms(rows, norms, totals)
-    else:
-        total[0] = count_norms(norms, *bins)
-
-
-@kernel()
-def add_and_count_norms(total, rows, norms, totals, *bins):
-    """`add_norms`, and on another thread `count_norms`, whose sum `total` (1,) float64 receives."""
-    in_parallel(add_or_count_norms, 2, total, rows, norms, totals, bins)
 
 
 @kernel()

@@ -21,7 +21,6 @@ from adaptive.storage.durable import write_atomic
 from adaptive.storage.files import parse_json
 from adaptive.training.telemetry.record import (
     EvalRecord,
-    Histogram,
     IntervalRecord,
     Record,
     ResumeRecord,
@@ -206,21 +205,10 @@ def from_json(data: Mapping[str, Any]) -> Record:
         raise ValueError(f"expected {SCHEMA}, got another value (schema)")
     if kind == "interval":
         values["tables"] = {name: TableCounts(**counts) for name, counts in values["tables"].items()}
-        if values["update_norms"] is not None:
-            values["update_norms"] = _histogram(values["update_norms"])
         values |= {name: _number(values[name]) for name in ("loss", "samples_per_s")}
         for name in ("time_ms", "policy"):
             values[name] = {key: _number(value) for key, value in values[name].items()}
     return _KINDS[kind](**values)
-
-
-def _histogram(data: dict[str, Any]) -> Histogram:
-    return Histogram(
-        edges=np.array(data["edges"], np.float64),
-        counts=np.array(data["counts"], np.int64),
-        sum=_number(data["sum"]),
-        sum_squares=_number(data["sum_squares"]),
-    )
 
 
 def _number(value: float | None) -> float:

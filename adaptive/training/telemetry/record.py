@@ -103,28 +103,6 @@ class TableCounts:
         return share(self.skipped_lookups, self.lookups)
 
 
-@dataclass(frozen=True, eq=False)
-class Histogram:
-    """Counts of values in [edges[i], edges[i + 1]); outer bins include values outside.
-
-    Raises:
-        ValueError: if lengths disagree, or edges are not finite and increasing.
-    """
-
-    edges: NDArray[np.float64]  # (n + 1,)
-    counts: NDArray[np.int64]  # (n,)
-    sum: float
-    sum_squares: float
-
-    def __post_init__(self) -> None:
-        if len(self.counts) < 1 or len(self.edges) != len(self.counts) + 1:
-            raise ValueError(
-                f"histogram: expected {len(self.counts) + 1} edges for {len(self.counts)} bins, got {len(self.edges)}"
-            )
-        if not np.isfinite(self.edges).all() or not (np.diff(self.edges) > 0).all():
-            raise ValueError("histogram: expected finite, increasing edges, got others")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Facts of a run: the first line of `metrics.jsonl`."""
@@ -149,7 +127,6 @@ class IntervalRecord:
     hit_rate: float | None  # of lookups, all tables
     row_hit_rate: float | None  # of distinct rows, all tables
     tables: dict[str, TableCounts]
-    update_norms: Histogram | None = field(default=None, compare=False)  # sizes of row updates
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
     device_rows: int | None = None  # size of the device tier now; None: several intervals
     cpu_seconds: float | None = field(default=None, compare=False)  # processor time of this process, all threads

@@ -27,7 +27,6 @@ from adaptive.training.telemetry.record import (
     STAGES,
     WAITED,
     EvalRecord,
-    Histogram,
     IntervalRecord,
     Record,
     RunTotals,
@@ -236,7 +235,6 @@ class Recorder:
             compiled=cut.compiled,
             time_ms=self._time_ms(cut),
             tables=tables,
-            update_norms=_update_norms(taken),
             device_rows=taken.device_rows,
             policy=policy,
         )
@@ -257,13 +255,3 @@ def evaluation_record(evaluation: Evaluation, step: int) -> EvalRecord:
     """Return the record of an evaluation after `step` batches."""
     names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc")
     return EvalRecord(step=step, **{name: getattr(evaluation, name) for name in names})
-
-
-def _update_norms(taken: Statistics) -> Histogram | None:
-    counts, edges = taken.update_norm_counts, taken.update_norm_edges
-    if not counts.any():
-        return None
-    middles = (edges[1:] + edges[:-1]) / 2
-    return Histogram(
-        edges, counts, taken.update_norm_sum, float(counts @ middles**2)
-    )  # approximated by the middle of each bin

@@ -26,7 +26,6 @@ from adaptive.training.telemetry.record import (
     TIME,
     TRAINING,
     EvalRecord,
-    Histogram,
     IntervalRecord,
     Numbers,
     Record,
@@ -41,7 +40,6 @@ from adaptive.training.telemetry.record import (
 
 MAX_TABLES: Final = 32  # with separate tags
 OTHER: Final = "other"  # tag of the remaining tables together
-UPDATE_NORM: Final = "update_norm"
 PERCENTILES: Final = (5, 50, 95)  # of the tables' hit rates
 
 
@@ -132,8 +130,6 @@ class TensorBoardView:
         for name, counts in self._by_tag(record.tables).items():
             numbers |= count_numbers(counts, steps, name, skips=self._skips)
         values = scalars(numbers)
-        if record.update_norms is not None:
-            values += histogram(UPDATE_NORM, record.update_norms)
         return values + self._page_of_skipping() if begins else values
 
     def _page_of_skipping(self) -> list[Any]:
@@ -240,7 +236,7 @@ class EventFile:
         """Write one event of `Summary.Value`s.
 
         Args:
-            values: results of `scalars`, `histogram` and so on.
+            values: results of `scalars` and so on.
             step: batches trained.
             wall_time: seconds since 1970.
         """
@@ -303,26 +299,6 @@ def scalars(numbers: Mapping[str, float | None]) -> list[Any]:
 
     value = summary_pb2.Summary.Value
     return [value(tag=tag, simple_value=number) for tag, number in numbers.items() if number is not None]
-
-
-def histogram(tag: str, values: Histogram) -> list[Any]:
-    """Return a histogram without empty bins at both ends; an empty list if all bins are empty."""
-    from tensorboard.compat.proto import histogram_pb2, summary_pb2
-
-    filled = values.counts.nonzero()[0]
-    if not len(filled):
-        return []
-    first, last = int(filled[0]), int(filled[-1])
-    proto = histogram_pb2.HistogramProto(
-        min=values.edges[first],
-        max=values.edges[last + 1],
-        num=int(values.counts.sum()),
-        sum=values.sum,
-        sum_squares=values.sum_squares,
-        bucket_limit=values.edges[first + 1 : last + 2],
-        bucket=values.counts[first : last + 1],
-    )
-    return [summary_pb2.Summary.Value(tag=tag, histo=proto)]
 
 
 def text(tag: str, content: str) -> list[Any]:

@@ -20,12 +20,10 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "predicted, behind a window": ("scratchpipe", {"window": 3}, "predicted+warmup=8"),
     "hotline": ("hotline", {"learn": 4}, None),
 }
-WITH_RULES = ("defer", "skips")  # with a hot set, so that sizes have the delay of feedback
 
 
 def told(name: str, depth: int) -> list[Any]:
-    """Behind each trained batch: rows by state, what the policy and its rule report, and sizes of
-    updates."""
+    """Behind each trained batch: rows by state, and what the policy and its rule report."""
     policy, options, rule = CASES[name]
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
     skip = None if rule is None else HOT_EARLY.model_copy(update={"rule": rule})
@@ -41,9 +39,7 @@ def told(name: str, depth: int) -> list[Any]:
         if planned.number:
             one = embeddings.statistics.take()
             rows = (*one.hot_rows, *one.saturated_rows)
-            norms = one.update_norm_counts.tolist(), one.update_norm_sum
-            sizes = norms if name in WITH_RULES else ()  # else depth is their delay
-            found.append((*map(int, rows), dict(one.policy), *sizes))
+            found.append((*map(int, rows), dict(one.policy)))
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()
         time.sleep(0.002 if depth else 0)  # so that planning is far ahead

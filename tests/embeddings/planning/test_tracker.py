@@ -1,15 +1,13 @@
-"""Records of rows: zero until touched, gathered for policies, and the histogram of update sizes."""
+"""Records of rows: zero until touched, and gathered for policies."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adaptive.counters import Counter
 from adaptive.embeddings.planning import books as books_module
-from adaptive.embeddings.planning.books import MANY_ROWS, NUM_BINS, RECORD, SlotTable, Tracker
+from adaptive.embeddings.planning.books import MANY_ROWS, RECORD, SlotTable, Tracker
 from adaptive.kernels.planning import books
 from adaptive.kernels.planning.books import Entered
 from adaptive.kernels.planning.lookups import Distinct
@@ -48,13 +46,11 @@ def test_gather_after_touching(num_slots: int) -> None:
     assert last.tolist() == (slots.last_access(np.arange(4)) - 1).tolist() == [-1, 3, 5, -1]
     assert tracker.has_values(np.arange(4)).tolist() == [False, True, True, False]
     assert tracker.update_norm is not None and tracker.update_norm.tolist() == [0, 0, 0.75, 1]
-    assert tracker.norm_sum == 1.75
 
 
-def test_norms_that_nobody_asks_for_are_only_counted() -> None:
+def test_norms_that_nobody_asks_for_are_dropped() -> None:
     tracker = Tracker(4)
     tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
-    assert tracker.update_norm is None and tracker.norm_sum == 1.25 and tracker.bin_counts.sum() == 2
     tracker.forget()
     assert tracker.update_norm is None
 
@@ -72,16 +68,6 @@ def test_codes_on_the_host_hold_both_facts() -> None:
     most = np.array([books.MOST_BATCHES + 1], np.int32)
     tracker.set_last_access(everything[:1], most)
     assert slots.last_access(everything[:1]) == most and tracker.has_values(everything[:1])
-
-
-@given(st.lists(st.floats(0, width=32), max_size=20))
-def test_bins_are_those_of_a_search(norms: list[float]) -> None:
-    tracker = Tracker(1)
-    near = np.concatenate([np.nextafter(tracker.bin_edges, np.float32(0)), tracker.bin_edges])
-    values = np.concatenate([near, np.array(norms, np.float32)])
-    tracker.add_norms(np.zeros(len(values), np.int64), values)
-    bins = np.clip(np.searchsorted(tracker.bin_edges, values, side="right") - 1, 0, NUM_BINS - 1)
-    np.testing.assert_array_equal(tracker.bin_counts, np.bincount(bins, minlength=NUM_BINS))
 
 
 def test_very_many_records_are_zeros_that_can_be_written() -> None:

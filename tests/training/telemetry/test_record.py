@@ -1,10 +1,9 @@
 """From counter arrays to records."""
 
 import numpy as np
-import pytest
 
 from adaptive.counters import Counter
-from adaptive.training.telemetry.record import Histogram, TableCounts, add_counts, sum_tables, table_counts
+from adaptive.training.telemetry.record import TableCounts, add_counts, sum_tables, table_counts
 
 
 def test_two_tables_written_out():
@@ -52,12 +51,3 @@ def test_sums_over_tables_and_over_time():
     assert sum_tables([first, second]) == TableCounts(lookups=3, resident_rows=30, saturated_rows=5, bytes_h2d=192)
     assert add_counts(first, second) == TableCounts(lookups=3, resident_rows=20, saturated_rows=3, bytes_h2d=192)
     assert sum_tables([]) == TableCounts()
-
-
-@pytest.mark.parametrize(
-    ("edges", "message"),
-    [([0.0, 1.0], "expected 3 edges for 2 bins, got 2"), ([0, 1, np.inf], "finite"), ([0.0, 2.0, 1.0], "increasing")],
-)
-def test_histograms_are_checked(edges, message):
-    with pytest.raises(ValueError, match=message):
-        Histogram(edges=np.array(edges), counts=np.array([1, 1]), sum=1.0, sum_squares=1.0)

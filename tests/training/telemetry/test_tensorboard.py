@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.records import interval_record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,7 +15,6 @@ from adaptive.training.telemetry import tensorboard
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
     EvalRecord,
-    Histogram,
     IntervalRecord,
     ResumeRecord,
     RunRecord,
@@ -219,18 +217,6 @@ def test_config_is_shown_unchanged(tmp_path):
     (event,) = read(tmp_path).Tensors("config")
     assert event.tensor_proto.string_val[0] == b"    [tier]\n    depth = 4\n"
     assert read(tmp_path).SummaryMetadata("config").plugin_data.plugin_name == "text"
-
-
-def test_histogram_of_update_sizes(tmp_path):
-    """Empty bins at both ends are left out; what TensorBoard shows begins and ends where something is."""
-    bins = Histogram(np.array([0, 1, 2, 4, 8.0]), np.array([0, 3, 5, 0]), sum=20.0, sum_squares=55.0)
-    nothing = Histogram(np.array([0, 1.0]), np.array([0]), sum=0.0, sum_squares=0.0)
-    write_all(TensorBoardView(tmp_path, ["site"]), interval(10, update_norms=bins), interval(20, update_norms=nothing))
-    (event,) = read(tmp_path).Histograms("update_norm")
-    found = event.histogram_value
-    assert (event.step, found.min, found.max, found.num) == (10, 1, 4, 8)
-    assert (found.sum, found.sum_squares) == (20, 55)
-    assert (list(found.bucket_limit), list(found.bucket)) == ([2, 4], [3, 5])
 
 
 def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):

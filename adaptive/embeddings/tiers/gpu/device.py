@@ -79,6 +79,10 @@ class TorchSums:
         return self.sums.nbytes + self.squares.nbytes + self.pending.nbytes
 
 
+def _not_sent() -> Floats:
+    raise AssertionError("norms that nobody wants stay on the device")
+
+
 class TorchDevice(DeviceTier):
     """Slots on a torch device.
 
@@ -213,15 +217,22 @@ class TorchDevice(DeviceTier):
         self._host_rows.use(optimizer)
 
     def update(
-        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
+        self,
+        plan: GroupPlan,
+        device_plan: DevicePlan | None,
+        gradients: Tensor,
+        found_inf: Tensor | None = None,
+        *,
+        wants_norms: bool,
     ) -> InFlight:
         """Rows on the host are updated when this returns, rows in slots later."""
-        assert device_plan is not None
+        assert device_plan is not None and (wants_norms or device_plan.sums is None)
         number, deferred, sums = plan.number, device_plan.sums, self._sums
         if found_inf is not None:
             assert deferred is None and not len(device_plan.row_updates.host_positions)
-            return self._update_slots(device_plan.row_updates, number, gradients, None, found_inf)
-        norms = self._update(device_plan.row_updates, number, partial(self._host_rows.update, number=number), gradients)
+            return self._update_slots(device_plan.row_updates, number, gradients, None, found_inf, wants_norms)
+        update_host: Callable[..., Floats] = partial(self._host_rows.update, number=number)
+        norms = self._update(device_plan.row_updates, number, update_host, gradients, wants_norms=wants_norms)
         if deferred is None:
             return norms
         self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
@@ -236,6 +247,7 @@ class TorchDevice(DeviceTier):
         update_host: Callable[..., Floats],
         gradients: Tensor,
         squares: Tensor | None = None,
+        wants_norms: bool = True,
     ) -> InFlight:
         """Update rows in slots, and on the host those that have to be updated there.
 
@@ -243,7 +255,7 @@ class TorchDevice(DeviceTier):
         """
         tables = (gradients,) if squares is None else (gradients, squares)
         arriving = [self._to_host(row_updates.needed, table) for table in tables if len(row_updates.host_positions)]
-        norms = self._update_slots(row_updates, number, gradients, squares)
+        norms = self._update_slots(row_updates, number, gradients, squares, wants_norms=wants_norms)
         if not arriving:
             return norms
         host_norms = update_host(row_updates.on_host, *(array.view() for array in arriving))
@@ -272,12 +284,14 @@ class TorchDevice(DeviceTier):
         gradients: Tensor,
         squares: Tensor | None,
         found_inf: Tensor | None = None,
+        wants_norms: bool = True,
     ) -> InFlight:
+        to_host: Callable[[Tensor], InFlight] = self._link.to_host if wants_norms else lambda norms: _not_sent
         segments, (weights, state) = row_updates.segments, self.slots
         lines, keys = 1 + self._host_rows.measures_rows, None
         norms = self._mover.compute.empty((lines, len(segments.locations)))
         if not len(segments.locations):
-            return self._link.to_host(norms)
+            return to_host(norms)
         if self._host.rounds_by_key:
             rows = row_updates.rows[row_updates.positions]
             keys = self._link.send(self._host.rounding_keys(rows, number).view(np.int64))
@@ -288,7 +302,7 @@ class TorchDevice(DeviceTier):
         rule = self._kind, self._settings, self._corrections, norms
         more = {"hot": segments.hot, "squares": squares, "keys": keys, "found_inf": found_inf}
         self._mover.compute.run(lambda: self._kernels.update(weights, state, *sums, *rule, **more))
-        return self._link.to_host(norms)
+        return to_host(norms)
 
     # --- rows on the host, in the training thread ----------------------------------------------------------------
 

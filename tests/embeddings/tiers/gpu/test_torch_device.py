@@ -121,13 +121,17 @@ class Counted:
         return getattr(self._stream, name)
 
 
-def test_calls_of_the_device_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of torch or CUDA by either thread, for a batch that evicts and fetches rows."""
+@pytest.mark.parametrize(("policy", "norms"), [(LRU, 0), (Scattered, 1)])
+def test_calls_of_the_device_in_a_step(policy: type[Policy], norms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of torch or CUDA by either thread, for a batch that evicts and fetches rows.
+
+    Norms of updates come back if the policy can read them: one that scores rows.
+    """
     copying, compute, finding = counted = Counted(), Counted(), Counted()
     streams = replace(torch_streams(), copying=copying, compute=compute, another=lambda: finding)
     monkeypatch.setattr(build_module, "streams_of", lambda device: streams)
     tier = {"device": "cpu-torch", "transfer": "direct", "poison": False}
-    with one_table(100, "20", **tier) as embeddings:
+    with one_table(100, "20", policy, **tier) as embeddings:
         batches = [bags(list(range(n, n + 5))) for n in range(0, 50, 5)] * 2  # the first round only makes rows
         last = [Counter[str]()] * 3
         for planned in embeddings.look_ahead(batches, depth=0):
@@ -136,8 +140,8 @@ def test_calls_of_the_device_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
             counts = [Counter(stream.calls) for stream in counted]
             copies, computed, lookups = (total - earlier for total, earlier in zip(counts, last, strict=True))
             last = counts
-    # Dense inputs, labels, pooling, update; norms come back; events of rows, norms and the trained batch.
-    assert computed == {"empty": 4, "run": 4, "copy": 1, "after": 1, "record": 2}
+    # Dense inputs, labels, pooling, update; events of rows, of norms, and of the trained batch.
+    assert computed == {"empty": 4, "run": 4, "after": 1, "record": 1 + norms} | ({"copy": 1} if norms else {})
     # A plan is sent after the lookups, and its rows are written back and fetched.
     assert copies == {"copy": 1, "run": 2, "record": 3, "after": 2}
     assert lookups == {"copy": 1, "record": 1, "after": 1}
