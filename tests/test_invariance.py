@@ -26,10 +26,14 @@ from support.helpers import (
     Trainee,
     Windowed,
     WindowedOnHost,
+    bags,
     least_rows,
+    one_table,
     random_batches,
     rows_held,
     snapshot,
+    sum_of,
+    table_states,
     train,
     train_more,
     train_slowly,
@@ -96,7 +100,9 @@ def cases(
     poolings = st.sampled_from(["sum", "none"] if weighted else ["sum", "mean", "none"])
     shapes = draw(
         st.lists(
-            st.tuples(st.integers(3, 60), st.sampled_from([4, 16]), poolings, st.integers(1, 2)), min_size=1, max_size=3
+            st.tuples(st.integers(3, 60), st.sampled_from([3, 4, 16, 17]), poolings, st.integers(1, 2)),
+            min_size=1,
+            max_size=3,
         )
     )
     dtype = draw(st.sampled_from(["float32", "bfloat16"]))
@@ -159,6 +165,17 @@ def test_one_slot_too_few_is_an_error_and_loses_nothing(seed: int, depth: int) -
         train_more(short, trainee, batches, depth)
     stepped = len(trainee.losses)
     snapshot(short, trainee).assert_equals(train_slowly(tables, batches[:stepped], SGD()))
+
+
+def test_a_gradient_of_zero_is_an_update() -> None:
+    """Rows with a zero gradient are not rows that nobody touched: Adam's moments decay, and it counts a step."""
+    embeddings = one_table(optimizer=Adam(lr=0.1))
+    for planned in embeddings.look_ahead([bags([1, 2])] * 2):
+        (sum_of(embeddings(planned)) * (0.0 if planned.number else 1.0)).backward()
+        embeddings.step()
+    state = table_states(embeddings)["t"]
+    assert state[1, 8] == 2  # updates of the row, the first with a gradient of 1
+    assert state[1, 0] == np.float32(0.9) * ((np.float32(1) - np.float32(0.9)) * np.float32(1))
 
 
 # --- policies that return nonsense --------------------------------------------------------------------------------
