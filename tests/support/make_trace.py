@@ -1,10 +1,9 @@
-"""Writes `ranks.npy`, from which both golden traces follow: `python tests/support/make_trace.py`.
+"""Writes `ranks.npy`, from which the golden trace follows: `python tests/support/make_trace.py`.
 
-A trace looks up two tables (6000 and 400 rows) whose popularity follows Zipf's law. In `still_trace` a rank of
-popularity belongs to one row; in `drifting_trace` every rank gets another row each 100 batches, at a time of its own,
-so that with every batch one per cent of what is popular changes. Random numbers are raw bits of PCG64, which numpy
-promises never to change. Ranks are stored because the powers behind them may differ between machines; the rest is
-whole numbers.
+The trace looks up two tables (6000 and 400 rows) whose popularity follows Zipf's law. Every rank of popularity gets
+another row each 100 batches, at a time of its own, so that with every batch one per cent of what is popular changes.
+Random numbers are raw bits of PCG64, which numpy promises never to change. Ranks are stored because the powers behind
+them may differ between machines; the rest is whole numbers.
 """
 
 from pathlib import Path
@@ -17,31 +16,16 @@ NUM_EMBEDDINGS = (6000, 400)
 NUM_BATCHES, BATCH_SIZE = 200, 192
 _EXPONENTS = (1.05, 0.9)
 _PERIOD = 100  # batches until every rank has got another row
-_STRIDES = (2017, 143)  # coprime to the tables' sizes: neighbours in rank are not neighbours in memory
-
-
-def still_trace() -> NDArray[np.int64]:
-    """(batches, samples, tables) ids."""
-    return _ids(stored_ranks(), np.zeros(1, np.int64))
+_STRIDES = (2017, 143)  # coprime to the tables' sizes: neighbors in rank are not neighbors in memory
 
 
 def drifting_trace() -> NDArray[np.int64]:
     """(batches, samples, tables) ids."""
-    ranks = stored_ranks()
-    return _ids(ranks, (np.arange(NUM_BATCHES)[:, None, None] + ranks * 37 % _PERIOD) // _PERIOD)
-
-
-def _ids(ranks: NDArray[np.int64], changes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`changes`: how often the rank of each look-up has got another row so far."""
+    ranks: NDArray[np.int64] = np.load(RANKS, allow_pickle=False).astype(np.int64)  # 0 = the most popular
+    changes = (np.arange(NUM_BATCHES)[:, None, None] + ranks * 37 % _PERIOD) // _PERIOD  # rows that a rank has left
     sizes = np.array(NUM_EMBEDDINGS)
     ids: NDArray[np.int64] = (ranks + changes * (sizes // 3)) * np.array(_STRIDES) % sizes
     return ids
-
-
-def stored_ranks() -> NDArray[np.int64]:
-    """(batches, samples, tables), 0 = the most popular."""
-    ranks: NDArray[np.int64] = np.load(RANKS, allow_pickle=False).astype(np.int64)
-    return ranks
 
 
 def make_ranks(seed: int = 2026) -> NDArray[np.uint16]:
