@@ -21,7 +21,7 @@ for (
 project = "adaptive-train"
 author = "the authors of adaptive-train"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-include_patterns = ["*.md", "policies/README.md", "tests/attack/README.md", "docs/**.md"]
+include_patterns = ["*.md", "policies/README.md", "docs/**.md"]
 root_doc = "README"
 
 html_theme = "furo"
@@ -79,7 +79,7 @@ NAVIGATION = {
         "docs/benchmarks",
         ["Overview </docs/benchmarks/index>", "cpu", "gpu", "skipping", "LOG", "/docs/comparison"],
     ),
-    "Project": ("", ["CHANGELOG", "CONTRIBUTING", "SECURITY", "Attack suite </tests/attack/README>"]),
+    "Project": ("", ["CHANGELOG", "CONTRIBUTING", "SECURITY"]),
 }
 """Sections of the sidebar: a folder and its first pages, in order. Other pages of the folder follow by name."""
 

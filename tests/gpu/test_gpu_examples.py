@@ -22,7 +22,7 @@ CODE = {
 @pytest.mark.parametrize("name", CODE)
 def test_examples_run_on_the_gpu(device: str, name: str) -> None:
     if device != "cuda":
-        pytest.skip("tests/test_examples.py, test_ngram_memory.py and test_readme.py run them on the CPU")
+        pytest.skip("tests/test_examples.py, test_ngram_memory.py and test_pages.py run them on the CPU")
     command = [sys.executable, "-c", CODE[name]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
