@@ -35,8 +35,6 @@ class DataShape:
     tables: tuple[str, ...]
     steps: int = 1
     dense_names: tuple[str, ...] = ()
-    widths: Mapping[str, int] = field(default_factory=dict)
-    row_dtypes: Mapping[str, str] = field(default_factory=dict)
     key_rules: Mapping[str, KeyRules] = field(default_factory=dict)
     sequences: Mapping[str, int] = field(default_factory=dict)
     bags: tuple[str, ...] = ()
@@ -59,12 +57,6 @@ class Dataset(ABC):
     steps: int = 1
     """Steps of a sample that is a sequence; the last step is the candidate, to which the label belongs. Features and
     dense inputs are those of all steps: a table's features in the order of steps, dense inputs step by step."""
-
-    widths: Mapping[str, int] = NOTHING
-    """Table -> width of its rows, for tables whose width the schema gives. The model's settings take precedence."""
-
-    row_dtypes: Mapping[str, str] = NOTHING
-    """Table -> float32 or bfloat16, for tables whose rows the schema sets. The model's settings take precedence."""
 
     key_rules: Mapping[str, KeyRules] = NOTHING
     """Table -> how keys get and lose rows, for tables whose ids are 64-bit keys. If they expire by time, batches have

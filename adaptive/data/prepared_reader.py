@@ -3,9 +3,9 @@
 Every block is verified by its checksum the first time it is read. So damage is found for data of any size, and later
 epochs cost nothing. The folder has:
 
-    prepared.json        manifest: features, tables, files that the samples came from (`Manifest`)
+    prepared.json        manifest: shape of the data, files that the samples came from (`Manifest`)
     train.bin            samples in blocks of up to 65,536, each with all columns one after another
-    train.index.npy      a row for each block: its offset, bytes, samples, checksum, and lookups of each feature
+    train.index.npy      a row for each block: its offset, bytes, samples, CRC-32, and lookups of each feature
     evaluation.bin, evaluation.index.npy     the evaluation part, if there is one
     vocabulary/          fitted vocabularies, if there are any
     rejects.jsonl        bad lines, if there were any
@@ -18,22 +18,22 @@ they follow uint32 (n,), the end of each sample's lookups.
 """
 
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from adaptive.batch import Batch, Origin, concatenate
-from adaptive.config import Config, KeyRules
+from adaptive.config import Config
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, Feature, mapping_of
-from adaptive.data.kernels.checksum import checksum
+from adaptive.data.dataset import Dataset, DataShape, mapping_of
 from adaptive.data.rows.data_files import DataFile
 from adaptive.data.sampling import in_blocks
 from adaptive.errors import CheckpointError, InputError
@@ -41,7 +41,7 @@ from adaptive.storage.arrays import read_array
 from adaptive.storage.files import checked, read_json
 
 MANIFEST: Final = "prepared.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 AGAIN: Final = "Prepare the data again: adaptive-train prepare."
 ALIGNMENT: Final = 64
 MOST_ROWS: Final = 1 << 16
@@ -50,17 +50,10 @@ _MOST_VALUES: Final = 1 << 24  # of a block, so that it takes at most 128 MiB
 # Columns of an index. They are followed by one for each feature: its number of lookups, or SINGLE.
 OFFSET, SIZE, ROWS, CHECKSUM, FIRST_FEATURE = range(5)
 SINGLE: Final = -1  # every sample has one lookup
+_EXTRAS: Final = {"timestamp": "<f8", "weight": "<f4"}
 _AGAIN = f"The file is damaged or of another data set. {AGAIN}"
 
 Index = NDArray[np.int64]
-
-
-class StoredFeature(Config):
-    """A feature, the rows of its table, and the table's name."""
-
-    name: str
-    rows: int = Field(ge=1, le=2**41)
-    table: str
 
 
 class StoredPart(Config):
@@ -77,23 +70,8 @@ class Manifest(Config):
     """The content of prepared.json."""
 
     format: int
-    features: tuple[StoredFeature, ...]
-    num_dense: int = Field(ge=0)
-    steps: int = Field(default=1, ge=1)
-    widths: dict[str, Annotated[int, Field(ge=1, le=4096)]] = Field(
-        default_factory=dict, description="table -> width of its rows, where the schema gave one"
-    )
-    row_dtypes: dict[str, str] = Field(
-        default_factory=dict, description="table -> stored values of its rows, where the schema gave them"
-    )
-    key_rules: dict[str, KeyRules] = Field(default_factory=dict, description="table -> rules of its 64-bit keys")
-    has_times: bool = Field(default=False, description="samples have times")
-    has_weights: bool = Field(default=False, description="samples have weights")
-    sequences: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default_factory=dict, description="feature -> the most ids of a sample, where ids are steps of a sequence"
-    )
-    bags: tuple[str, ...] = Field(default=(), description="features with any number of ids per sample")
-    keep_negatives: float = Field(default=1.0, gt=0, le=1, description="share of samples with label 0 that was kept")
+    shape: DataShape
+    extras: tuple[Literal["timestamp", "weight"], ...] = Field(description="arrays of `Batch.extras`")
     files: tuple[str, ...] | None = Field(description="names of files for the origin of samples; null: not known")
     train: StoredPart
     evaluation: StoredPart | None
@@ -140,13 +118,9 @@ class Section:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The positions of a block's arrays. `ends[f]` is None for one lookup in each sample."""
+    """The positions of a block's arrays; `columns` by name. `ends[f]` is None for one lookup in each sample."""
 
-    labels: Section
-    dense: Section
-    origin: tuple[Section, Section] | None
-    times: Section | None
-    weights: Section | None
+    columns: dict[str, Section]
     ends: tuple[Section | None, ...]
     ids: tuple[Section, ...]
     size: int
@@ -154,7 +128,7 @@ class BlockLayout:
     @classmethod
     def of(cls, manifest: Manifest, samples: int, lookups: NDArray[np.int64]) -> "BlockLayout":
         """Return the layout for these samples. `lookups` (F,): of each feature, or SINGLE."""
-        at = 0
+        at, shape = 0, manifest.shape
 
         def section(kind: str | np.dtype[Any], count: int) -> Section:
             nonlocal at
@@ -162,17 +136,16 @@ class BlockLayout:
             at = -(-(at + count * placed.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
             return placed
 
-        labels = section("<f4", samples)
-        dense = section("<f4", samples * manifest.num_dense)
-        origin = (section("<u4", samples), section("<i8", samples)) if manifest.files is not None else None
-        times = section("<f8", samples) if manifest.has_times else None
-        weights = section("<f4", samples) if manifest.has_weights else None
+        columns = {"labels": section("<f4", samples), "dense": section("<f4", samples * shape.num_dense)}
+        if manifest.files is not None:
+            columns |= {"file": section("<u4", samples), "line": section("<i8", samples)}
+        columns |= {name: section(_EXTRAS[name], samples) for name in manifest.extras}
         ends, ids = list[Section | None](), []
-        for feature, count in zip(manifest.features, lookups.tolist(), strict=True):
+        for feature, table, count in zip(shape.features, shape.tables, lookups.tolist(), strict=True):
             ends.append(None if count == SINGLE else section("<u4", samples))
-            kind = np.dtype("i8") if feature.table in manifest.key_rules else id_type(feature.rows)
+            kind = np.dtype("i8") if table in shape.key_rules else id_type(feature.num_embeddings)
             ids.append(section(kind.newbyteorder("<"), samples if count == SINGLE else count))
-        return cls(labels, dense, origin, times, weights, tuple(ends), tuple(ids), at)
+        return cls(columns, tuple(ends), tuple(ids), at)
 
 
 def open_prepared(path: str, options: DataOptions, run_dir: Path | None) -> "Prepared":
@@ -195,13 +168,8 @@ class Prepared(Dataset):
 
     def __init__(self, folder: Path, options: DataOptions, *, evaluation: Path | None = None) -> None:
         self._folder, self._manifest = folder, load_manifest(folder)
-        self.features = tuple(Feature(feature.name, feature.rows) for feature in self._manifest.features)
-        self.tables = tuple(feature.table for feature in self._manifest.features)
-        self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
-        self.widths, self.row_dtypes = self._manifest.widths, self._manifest.row_dtypes
-        self.key_rules = self._manifest.key_rules
-        self.sequences = self._manifest.sequences
-        self.bags, self.keep_negatives = self._manifest.bags, self._manifest.keep_negatives
+        for fact in fields(DataShape):
+            setattr(self, fact.name, getattr(self._manifest.shape, fact.name))
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
         other = folder if evaluation is None else evaluation
@@ -249,7 +217,7 @@ def _mapping(manifest: Manifest) -> dict[str, Any]:
 
 
 def _rows_of(manifest: Manifest) -> tuple[object, ...]:
-    return manifest.features, manifest.num_dense, manifest.steps, manifest.sequences, manifest.bags, _mapping(manifest)
+    return replace(manifest.shape, key_rules={}, keep_negatives=1.0), _mapping(manifest)
 
 
 class _Part:
@@ -257,11 +225,11 @@ class _Part:
 
     def __init__(self, folder: Path, name: str, manifest: Manifest, stored: StoredPart) -> None:
         self._path, self._manifest = folder / f"{name}.bin", manifest
-        self._index = _load_index(folder / f"{name}.index.npy", stored, len(manifest.features))
+        self._index = _load_index(folder / f"{name}.index.npy", stored, len(manifest.shape.features))
         self._starts = np.concatenate([[0], np.cumsum(self._index[:, ROWS])])
         self._data = self._map(stored.bytes)
         self._checked = np.zeros(len(self._index), np.bool_)
-        self._layouts: dict[bytes, BlockLayout] = {}
+        self._latest: tuple[int, BlockLayout] | None = None  # number and layout of a block
 
     def _map(self, size: int) -> NDArray[np.uint8]:
         try:
@@ -297,45 +265,30 @@ class _Part:
         )
 
     def _of_block(self, number: int, first: int, stop: int) -> Batch:
-        entry = self._index[number]
+        entry, files = self._index[number], self._manifest.files
         data = self._data[entry[OFFSET] : entry[OFFSET] + entry[SIZE]]
-        layout = self._layout(entry)
         if not self._checked[number]:
-            if checksum(data.view(np.uint64)) != entry[CHECKSUM]:
+            if zlib.crc32(data) != entry[CHECKSUM]:
                 raise InputError(f"{self._path}: expected the checksum of block {number}, got another. {_AGAIN}")
             self._checked[number] = True
-        rows, width = stop - first, self._manifest.num_dense
+        if (latest := self._latest) is None or latest[0] != number:
+            latest = number, BlockLayout.of(self._manifest, int(entry[ROWS]), entry[FIRST_FEATURE:])
+            self._latest = latest
+        _, layout = latest
+        columns = {name: section.of(data) for name, section in layout.columns.items()}
         origin = None
-        if layout.origin is not None and self._manifest.files is not None:
-            file_index, lines = (section.of(data)[first:stop] for section in layout.origin)
-            origin = Origin(self._manifest.files, file_index.astype(np.int32), lines.astype(np.int64))
+        if files is not None:
+            file_index, lines = columns["file"][first:stop], columns["line"][first:stop]
+            origin = Origin(files, file_index.astype(np.int32), lines.astype(np.int64))
         ids, offsets = _lookups(layout, data, first, stop)
-        extras = dict[str, NDArray[Any]]()
-        if layout.times is not None:
-            extras["timestamp"] = layout.times.of(data)[first:stop].copy()
-        if layout.weights is not None:
-            extras["weight"] = layout.weights.of(data)[first:stop].copy()
         return Batch(
-            dense=layout.dense.of(data).reshape(-1, width)[first:stop].copy()
-            if width
-            else np.empty((rows, 0), np.float32),
+            dense=columns["dense"].reshape(int(entry[ROWS]), -1)[first:stop].copy(),
             ids=ids,
             offsets=offsets,
-            labels=layout.labels.of(data)[first:stop].copy(),
+            labels=columns["labels"][first:stop].copy(),
             origin=origin,
-            extras=extras,
+            extras={name: columns[name][first:stop].copy() for name in self._manifest.extras},
         ).mark_unshared()
-
-    def _layout(self, entry: Index) -> BlockLayout:
-        """Return the layout of a block; cached if every sample has one lookup of each feature."""
-        key = entry[ROWS].tobytes()
-        is_single = bool((entry[FIRST_FEATURE:] == SINGLE).all())
-        if not is_single or key not in self._layouts:
-            layout = BlockLayout.of(self._manifest, int(entry[ROWS]), entry[FIRST_FEATURE:])
-            if not is_single:
-                return layout
-            self._layouts[key] = layout
-        return self._layouts[key]
 
 
 def _lookups(

@@ -1,5 +1,6 @@
 """Write a prepared data set: all files under a temporary name, synced, then renamed."""
 
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,8 +11,7 @@ import numpy as np
 from adaptive.batch import Batch
 from adaptive.data import PartRead
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, tables_of
-from adaptive.data.kernels.checksum import checksum
+from adaptive.data.dataset import Dataset, shape_of
 from adaptive.data.open import open_dataset
 from adaptive.data.prepared_reader import (
     AGAIN,
@@ -23,7 +23,6 @@ from adaptive.data.prepared_reader import (
     BlockLayout,
     Index,
     Manifest,
-    StoredFeature,
     StoredPart,
     block_samples,
 )
@@ -92,24 +91,11 @@ class _Writer:
         self._rows = block_samples(dataset.num_dense + len(dataset.features))
         train = dataset.train(self._rows)
         first = next(train)
-        features = tuple(
-            StoredFeature(name=feature.name, rows=feature.num_embeddings, table=table)
-            for feature, table in zip(dataset.features, tables_of(dataset), strict=True)
-        )
         nothing = StoredPart(samples=0, bytes=0, blocks=0, index_bytes=0, index_sha256="")
         self._manifest = Manifest(
             format=FORMAT,
-            features=features,
-            num_dense=dataset.num_dense,
-            steps=dataset.steps,
-            widths=dict(dataset.widths),
-            row_dtypes=dict(dataset.row_dtypes),
-            key_rules=dict(dataset.key_rules),
-            has_times="timestamp" in first.extras,
-            has_weights="weight" in first.extras,
-            sequences=dict(dataset.sequences),
-            bags=dataset.bags,
-            keep_negatives=dataset.keep_negatives,
+            shape=shape_of(dataset),
+            extras=tuple(name for name in ("timestamp", "weight") if name in first.extras),
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
             evaluation=None,
@@ -173,26 +159,22 @@ class _Writer:
         lookups[(ends == np.arange(1, samples + 1)).all(axis=1)] = SINGLE
         layout = BlockLayout.of(self._manifest, samples, lookups)
         block = np.zeros(layout.size, np.uint8)
-        layout.labels.of(block)[:] = batch.labels
-        layout.dense.of(block)[:] = batch.dense.reshape(-1)
-        if layout.origin is not None:
+        values = {"labels": batch.labels, "dense": batch.dense.reshape(-1), **batch.extras}
+        if self._manifest.files is not None:
             if batch.origin is None or batch.origin.files != self._manifest.files:
                 raise ConfigError(
                     f"data {self._manifest.data!r}: expected equal origin.files in all batches, got others. Correct "
                     "the data set."
                 )
-            layout.origin[0].of(block)[:] = batch.origin.file_index
-            layout.origin[1].of(block)[:] = batch.origin.lines
-        if layout.times is not None:
-            layout.times.of(block)[:] = batch.extras["timestamp"]
-        if layout.weights is not None:
-            layout.weights.of(block)[:] = batch.extras["weight"]
+            values |= {"file": batch.origin.file_index, "line": batch.origin.lines}
+        for name, column in layout.columns.items():
+            column.of(block)[:] = values[name]
         for feature in range(features):
             section = layout.ends[feature]
             if section is not None:
                 section.of(block)[:] = ends[feature]
             layout.ids[feature].of(block)[:] = batch.ids[batch.feature_span(feature)]
         entry = np.empty(FIRST_FEATURE + features, np.int64)
-        entry[:FIRST_FEATURE] = offset, layout.size, samples, checksum(block.view(np.uint64))
+        entry[:FIRST_FEATURE] = offset, layout.size, samples, zlib.crc32(block)
         entry[FIRST_FEATURE:] = lookups
         return block, entry

@@ -56,10 +56,6 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     kind, values = options_of(name), dict(options)
     if isinstance(values.get("bottom_mlp"), str):  # may begin with the number of inputs, like dlrm's flag
         values["bottom_mlp"] = parse_mlp(values["bottom_mlp"], num_inputs=inputs.num_dense // inputs.steps)
-    for setting, of_data in (("widths", inputs.widths), ("row_dtypes", inputs.row_dtypes)):
-        of_model = values.get(setting, {})
-        # settings of the model take precedence over those of the data
-        values[setting] = {**of_data, **of_model} if isinstance(of_model, Mapping) else of_model
     config = checked(kind, "model", values)
     _check_tables("model.widths", config.widths, inputs.tables)
     _check_tables("model.row_dtypes", config.row_dtypes, inputs.tables)

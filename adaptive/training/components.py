@@ -210,15 +210,7 @@ def inputs_of(dataset: Dataset | DataShape) -> Inputs:
     shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
     sequences = {number: shape.sequences[feature.name] for number, feature in enumerate(shape.features)
                  if feature.name in shape.sequences}  # fmt: skip
-    return Inputs(
-        shape.tables,
-        shape.num_dense,
-        shape.dense_names,
-        shape.steps,
-        shape.widths,
-        sequences,
-        shape.row_dtypes,
-    )
+    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, sequences)
 
 
 def _tables_of(dataset: Dataset | DataShape, shape: AnyConfig) -> tuple[TableConfig, ...]:

@@ -1,1 +1,1 @@
-"""Loops over bytes and ids: the tokenizer, Arrow, checksums, the synthetic stream."""
+"""Loops over bytes and ids: the tokenizer, Arrow, the synthetic stream."""

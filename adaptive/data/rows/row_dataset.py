@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -100,7 +100,6 @@ class RowPlan:
         transforms: (D,) "none", "log" or "standard" of each dense column, including the weight of samples.
         time_cut: see `split_time`.
         identity: facts that identify the data, in addition to files and options.
-        widths, row_dtypes: see `Dataset`.
         has_times: True if rows have times.
         weight: the dense column that is the weight of samples.
     """
@@ -109,9 +108,7 @@ class RowPlan:
     transforms: tuple[str, ...]
     time_cut: float | None
     identity: Mapping[str, object]
-    widths: Mapping[str, int] = field(default_factory=dict)
     has_times: bool = False
-    row_dtypes: Mapping[str, str] = field(default_factory=dict)
     weight: int | None = None
 
 
@@ -198,7 +195,6 @@ class RowDataset(Dataset):
         self.tables = tuple(feature.table for feature in features)
         self.dense_names = source.formats[0].dense_names
         self.num_dense = len(plan.transforms) - (plan.weight is not None)
-        self.widths, self.row_dtypes = dict(plan.widths), dict(plan.row_dtypes)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
         self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
         self.bags = tuple(feature.name for feature in plan.features if feature.is_bag)

@@ -8,11 +8,11 @@ in facebookresearch/dlrm, and missing ones 0. Data options map categories to row
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from adaptive.errors import ConfigError, InputError, suggestion
 
 MOST_COLUMNS = 10_000
 _FLOAT: Final = re.compile(r"-?[0-9]+(\.[0-9]*(e\+?[0-9]+)?|e\+?[0-9]+)", re.I)
-NO_DATA = {"width", "dtype", "capacity", *KeyRules.model_fields}  # settings of a category that change no sample
+NO_DATA = {"capacity", *KeyRules.model_fields}  # settings of a category that change no sample
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
 
@@ -109,7 +109,6 @@ def describe(
         threshold=label.threshold or 0.0 if label is not None else 0.0,
         nulls=tuple(text for text in schema.null or () if text),
     )
-    grouped = [(group, name) for group in schema.categorical for name in _matching(group.columns, names)]
     features = tuple(
         FeaturePlan(
             name,
@@ -121,7 +120,8 @@ def describe(
             (group.max_length or DEFAULT_LENGTH) if group.sequence else None,
             _padding_key(group),
         )
-        for group, name in grouped
+        for group in schema.categorical
+        for name in _matching(group.columns, names)
     )
     _check_sequences(features)
     transforms = ["none"] * form.count("dense")
@@ -134,10 +134,8 @@ def describe(
         "rows": {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features},
     }
     cut = parse_time_split(options, schema.time.kind if schema.time is not None else None)
-    widths = _by_table(grouped, options, "width", lambda group: group.width)
-    dtypes: Mapping[str, str] = _by_table(grouped, options, "dtype", lambda group: group.dtype)
     slot = None if schema.weight is None else form.slot(schema.weight.column)
-    return form, RowPlan(features, tuple(transforms), cut, identity, widths, schema.time is not None, dtypes, slot)
+    return form, RowPlan(features, tuple(transforms), cut, identity, schema.time is not None, slot)
 
 
 def _identity(schema: Schema) -> dict[str, object]:
@@ -181,31 +179,6 @@ def _check_sequences(features: Sequence[FeaturePlan]) -> None:
                 f"{sequences[feature.table]!r}, got the bag {feature.name!r}. Set sequence = true for it, or give it "
                 "another table."
             )
-
-
-V = TypeVar("V")
-
-
-def _by_table(
-    grouped: Sequence[tuple[Categorical, str]],
-    options: DataOptions,
-    key: str,
-    value_of: Callable[[Categorical], V | None],
-) -> dict[str, V]:
-    """Return table -> the value of a key, for tables for which the schema gives one."""
-    values: dict[str, tuple[str, V]] = {}
-    for group, name in grouped:
-        of_group = value_of(group)
-        if of_group is None:
-            continue
-        other, value = values.setdefault(group.table or name, (name, of_group))
-        if value != of_group:
-            where = "" if options.schema_path is None else f" {options.schema_path}"
-            raise ConfigError(
-                f"schema{where}: table {group.table or name!r}: expected one {key}, got {value} for column {other!r} "
-                f"and {of_group} for column {name!r}. Give columns that share a table the same {key}."
-            )
-    return {table: value for table, (_, value) in values.items()}
 
 
 def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:

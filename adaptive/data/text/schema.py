@@ -79,12 +79,6 @@ class Categorical(Config):
     min_count: int | None = Field(default=None, ge=1, description="number of occurrences an id needs to get a row")
     inner_separator: Separator | None = Field(default=None, description="between the values of a bag")
     table: str | None = Field(default=None, description="table, if shared; default: one per column")
-    width: int | None = Field(
-        default=None, ge=1, le=4096, description="values of a row of these tables; default: model.embedding_dim"
-    )
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        default=None, description="stored values of rows of these tables; default: model.row_dtype"
-    )
     sequence: bool = Field(
         default=False, description="the values of a bag are steps, oldest first, for models of sequences"
     )

@@ -24,8 +24,6 @@ class Inputs:
         num_dense: dense inputs of a sample.
         dense_names: (num_dense,) their names; empty if they have none.
         steps: steps of a sample that is a sequence, else 1.
-        widths: table -> width of its rows, for tables whose width the data set.
-        row_dtypes: table -> float32 or bfloat16, for tables whose rows the data set.
         sequences: position of a feature -> the most ids of a sample, for features whose ids are steps of a sequence.
     """
 
@@ -33,9 +31,7 @@ class Inputs:
     num_dense: int
     dense_names: tuple[str, ...] = ()
     steps: int = 1
-    widths: Mapping[str, int] = field(default_factory=dict)
     sequences: Mapping[int, int] = field(default_factory=dict)
-    row_dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_features(self) -> int:

@@ -348,8 +348,7 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
 def _check_shape(run: LoadedRun, shape: DataShape) -> None:
     trained = run.shape
     # samples can be scored without them
-    shape = replace(shape, widths=trained.widths, key_rules=trained.key_rules, keep_negatives=trained.keep_negatives)
-    shape = replace(shape, row_dtypes=trained.row_dtypes)
+    shape = replace(shape, key_rules=trained.key_rules, keep_negatives=trained.keep_negatives)
     if not (shape.dense_names and trained.dense_names):  # not every format names its dense inputs
         shape = replace(shape, dense_names=trained.dense_names)
     if shape != trained:

@@ -121,6 +121,21 @@ def test_dropout_changes_training_and_no_evaluation(tmp_path: Path, data: Callab
     assert found == [pytest.approx(summary["auc"], abs=1e-6)] * 2  # other sizes of products may round otherwise
 
 
+def test_rows_of_a_table_are_stored_as_its_setting_says(tmp_path: Path, data: Callable[..., ToyData]) -> None:
+    data()
+    dtypes = {"user": "bfloat16"}
+    rows = []
+    for number, size in enumerate(("100%", "60%")):
+        model = {"embedding_dim": 4, "deep_mlp": [8], "bf16": True, "widths": {"hour": 2}, "row_dtypes": dtypes}
+        out = tmp_path / f"run{number}"
+        train_run(toy_config(out=str(out), model="dcn", model_options=model, tier={"device_rows": size}))
+        with load_run(out) as run:
+            actual = {table.name: (table.dtype, table.embedding_dim) for table in run.components.tables}
+            assert actual == {"site": ("float32", 4), "user": ("bfloat16", 4), "hour": ("float32", 2)}
+            rows.append(run.embeddings.rows.table_weights("user"))
+    np.testing.assert_array_equal(rows[0], rows[1])
+
+
 # --- comparisons ----------------------------------------------------------------------------
 
 
