@@ -27,7 +27,6 @@ EXAMPLES = {
     "compare": "adaptive-train compare --policies lru,lfu,slipstream --seeds 3 --out runs/compared",
     "simulate": "adaptive-train simulate --policies lru,lfu --device-rows 5%,10%,20%",
     "prepare": "adaptive-train prepare clicks.prepared --data csv:clicks.csv --schema clicks.toml",
-    "vocabulary": "adaptive-train vocabulary runs/clicks --table user --out ids.tsv",
     "config": "adaptive-train config tier",
     "doctor": "adaptive-train doctor",
     "policies list": "adaptive-train policies list",

@@ -25,7 +25,7 @@ import typer
 
 from adaptive.cli import policies_command
 from adaptive.cli.config_command import config
-from adaptive.cli.data_commands import prepare, vocabulary
+from adaptive.cli.data_commands import prepare
 from adaptive.cli.doctor_command import doctor
 from adaptive.cli.output import note, show_anything
 from adaptive.cli.run_command import run
@@ -70,7 +70,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "simulate": simulate,
     "prepare": prepare,
-    "vocabulary": vocabulary,
     "config": config,
     "doctor": doctor,
 }

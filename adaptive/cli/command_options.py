@@ -90,19 +90,13 @@ AutoResumeComparison = Annotated[bool, _option("--auto-resume", None, OUTPUT,
 NoRanks = Annotated[int | None, _option("--ranks", None, STUDY, hidden=True,
     help="Not available: compare trains in one process.")]
 
-# prepare, vocabulary, config, doctor
+# prepare, config, doctor
 PreparedFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
     help="New folder for the prepared data.")]
 PreparedData = Annotated[str, _option("--data", "SPEC", DATA, help="Data set, as for `run`.")]
 ExaminedData = Annotated[str | None, _option("--data", "SPEC", DATA, show_default=False,
     help="Examine this data set, as for `run`, instead of the machine.")]
 Schema = Annotated[Path | None, _option("--schema", "FILE", DATA, help="Schema of csv:PATH or parquet:PATH.")]
-VocabularyPlace = Annotated[Path, typer.Argument(metavar="RUN",
-    help="Run directory, prepared data, or the folder of a vocabulary.")]
-VocabularyTable = Annotated[str | None, _option("--table", "NAME",
-    help="Table whose ids are listed. Default: list the tables.")]
-VocabularyFile = Annotated[Path | None, _option("--out", "FILE",
-    help="Write row, kind and id as tab-separated lines to a file instead of stdout.")]
 SettingKeys = Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False,
     help="Sections or keys, such as tier or data.holdout.")]
 AllSettings = Annotated[bool, _option("--all", None, help="List all settings.")]

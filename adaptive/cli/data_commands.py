@@ -1,24 +1,17 @@
-"""`adaptive-train prepare` and `vocabulary`: store a data set, list rows of ids."""
+"""`adaptive-train prepare`: store a data set."""
 
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import typer
-
 from adaptive.cli import command_options as options
-from adaptive.cli.output import note, own_stdout, print_result, write_text
-from adaptive.errors import ConfigError
+from adaptive.cli.output import note, own_stdout, print_result
 from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
     from adaptive.data import PartRead
-
-FOLDER = "vocabulary"
-_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\r": "\\r", "\n": "\\n"})
 
 
 def prepare(
@@ -80,68 +73,3 @@ def _part_begins(part: str) -> "Callable[[PartRead], None]":
         (size if read.in_bytes else samples)(read.done, read.total)
 
     return report
-
-
-def vocabulary(
-    place: options.VocabularyPlace,
-    table: options.VocabularyTable = None,
-    out: options.VocabularyFile = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """List the ids of a fitted vocabulary with their rows.
-
-    Each line has row, kind and id. The kind is `id`, `other` for the row that all other ids share, or `missing`. Tabs,
-    line ends and backslashes in ids are escaped as in C.
-    """
-    from adaptive.data.rows.vocabularies import load_vocabulary, stored_tables
-
-    folder = _folder(place)
-    tables = stored_tables(folder)
-    if table is None:
-        if out is not None:
-            raise typer.BadParameter(f"--out: expected --table with it, one of {', '.join(tables)}")
-        lines = [f"{name}: {rows:,} ids" for name, rows in tables.items()]
-        print_result({"schema": 1, "folder": str(folder), "tables": tables}, table="\n".join(lines), as_json=as_json)
-        return
-    if table not in tables:
-        raise ConfigError(
-            f"{folder}: expected a table with a vocabulary ({', '.join(tables)}), got {table!r}. Rows of other tables "
-            "are hashes of ids, or the ids themselves"
-        )
-    rows = tables[table]
-    ids = [*load_vocabulary(folder, table).ids()]
-    lines = ["row\tkind\tid", *_lines(ids)]
-    if out is None:
-        numbers = {"vocabulary_of": table, "ids": ids, "other": rows, "missing": rows + 1}
-        print_result({"schema": 1, **numbers}, table="\n".join(lines), as_json=as_json)
-        return
-    write_text(out, "\n".join(lines) + "\n")
-    print_result({"schema": 1, "ids": rows, "file": str(out)}, table=f"{out}: {rows:,} ids", as_json=as_json)
-
-
-def _folder(place: Path) -> Path:
-    """Return the folder of the vocabulary that belongs to `place`."""
-    from adaptive.storage.run_directory import RECORD, read_record
-    from adaptive.training.runs.run_record import config_of
-
-    if (place / FOLDER / f"{FOLDER}.json").exists():
-        return place / FOLDER
-    if (place / f"{FOLDER}.json").exists():
-        return place
-    if (place / RECORD).exists():
-        config = config_of(read_record(place), place)
-        kind, _, path = config.data.partition(":")
-        setting = config.data_options.get("vocabulary_path")
-        folders = ([Path(setting)] if setting else []) + ([Path(path) / FOLDER] if kind == "prepared" else [])
-        if folder := next(filter(Path.is_dir, folders), None):
-            return folder
-    raise ConfigError(
-        f"{place}: expected a vocabulary, got none. Fit one with --set data.vocabulary=true, or vocabulary = true in "
-        "the schema"
-    )
-
-
-def _lines(ids: list[str]) -> Iterator[str]:
-    yield from (f"{row}\tid\t{id_.translate(_ESCAPES)}" for row, id_ in enumerate(ids))
-    yield f"{len(ids)}\tother\t"
-    yield f"{len(ids) + 1}\tmissing\t"

@@ -1,6 +1,5 @@
 """`DataOptions`: settings of all data sources, in a separate module that loads no numba."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -112,25 +111,9 @@ class SyntheticConfig(Config):
         default=None,
         gt=0.0,
         le=1.0,
-        description="Fraction of the training stream after which the effects of ids change. 1: between training and "
-        "evaluation; none: never.",
+        description="Fraction of the training stream after which 30% of the ids have other effects. 1: between "
+        "training and evaluation; none: never.",
     )
-    drift_share: float = Field(
-        default=0.3, ge=0.0, le=1.0, description="Share of the ids whose effects change at the drift."
-    )
-    drift_angle: float = Field(
-        default=math.pi / 2,
-        ge=0.0,
-        le=math.pi,
-        description="Angle between old and new effects, in radians: pi/2: unrelated; pi: reversed.",
-    )
-    churn: float = Field(
-        default=0.0,
-        ge=0.0,
-        lt=1.0,
-        description="At the drift, shift popularity ranks by this share of each table, so that other ids are popular.",
-    )
-
     new_ids: float = Field(
         default=0.0,
         ge=0.0,
@@ -152,14 +135,6 @@ class SyntheticConfig(Config):
             raise ValueError(f"expected day below days = {self.days}, got {self.day}")
         if self.days > self.num_train:
             raise ValueError(f"expected days of at most num_train = {self.num_train}, got {self.days}")
-        return self
-
-    @model_validator(mode="after")
-    def _churn_needs_drift(self) -> Self:
-        if self.churn and self.drift_at is None:
-            raise ValueError(
-                f"expected drift_at with churn = {self.churn}, got none. Set drift_at to a fraction in (0, 1]"
-            )
         return self
 
     @property
@@ -193,11 +168,6 @@ class DataOptions(Config):
     )
     eval_data: str | None = Field(default=None, description="evaluate on these files: PATH[,PATH...] or a pattern")
     holdout: float | None = Field(default=None, gt=0, lt=1, description="evaluate on this last fraction of the rows")
-    eval_part: Literal["all", "first_half", "second_half"] = Field(
-        default="all",
-        description="part of the rows of eval_data or holdout to evaluate on; DLRM tests on the first half of Criteo's "
-        "last day and validates on the second",
-    )
     time_split: float | str | None = Field(
         default=None, description="evaluate on rows from this time on: a number, or an ISO time for an iso column"
     )
@@ -250,7 +220,6 @@ class DataOptions(Config):
         default=0.0, ge=0, le=1, description="share of the lines that may have a bad label"
     )
     max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="maximum length of a line; longer is bad")
-    chunk_bytes: int = Field(default=1 << 18, ge=1, le=2**28, description="bytes to read from a file at once")
 
     def threads(self, most: int = 4) -> int:
         """Number of threads that read; at most `most` unless it is set."""
@@ -268,8 +237,6 @@ class DataOptions(Config):
         chosen = [name for name in names if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise ValueError(f"expected one of {', '.join(names)}, got {' and '.join(chosen)}")
-        if self.eval_part != "all" and self.eval_data is None and self.holdout is None:
-            raise ValueError(f"expected eval_data or holdout with eval_part = {self.eval_part}, got neither")
         return self
 
     def refuse(self, what: str, names: Sequence[str], reason: str) -> None:
@@ -280,5 +247,5 @@ class DataOptions(Config):
 
     def identity(self) -> dict[str, object]:
         """Return the settings that choose and order rows, as JSON values, for fingerprints."""
-        names = ("holdout", "eval_part", "time_split", "drop_negatives", "shuffle_buffer", "seed")
+        names = ("holdout", "time_split", "drop_negatives", "shuffle_buffer", "seed")
         return {name: getattr(self, name) for name in names}

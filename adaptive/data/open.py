@@ -42,7 +42,7 @@ _KINDS: Final = {
         ("schema_path", "holdout", "time_split", "keys"),
         "it applied when the data were prepared. Prepare them again to read or split them differently",
     ),
-    "taobao": Kind("taobao", "open_taobao", ("schema_path", "eval_part", "keys"), "the format does not have it"),
+    "taobao": Kind("taobao", "open_taobao", ("schema_path", "time_split", "keys"), "the format does not have it"),
 }
 BUILT_IN: Final = ("synthetic", "sequences")
 FILE_KINDS: Final = tuple(kind for kind in _KINDS if kind not in BUILT_IN)

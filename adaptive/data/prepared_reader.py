@@ -268,7 +268,7 @@ class _Part:
         entry, files = self._index[number], self._manifest.files
         data = self._data[entry[OFFSET] : entry[OFFSET] + entry[SIZE]]
         if not self._checked[number]:
-            if zlib.crc32(data) != entry[CHECKSUM]:
+            if zlib.crc32(data.data) != entry[CHECKSUM]:
                 raise InputError(f"{self._path}: expected the checksum of block {number}, got another. {_AGAIN}")
             self._checked[number] = True
         if (latest := self._latest) is None or latest[0] != number:

@@ -175,6 +175,6 @@ class _Writer:
                 section.of(block)[:] = ends[feature]
             layout.ids[feature].of(block)[:] = batch.ids[batch.feature_span(feature)]
         entry = np.empty(FIRST_FEATURE + features, np.int64)
-        entry[:FIRST_FEATURE] = offset, layout.size, samples, zlib.crc32(block)
+        entry[:FIRST_FEATURE] = offset, layout.size, samples, zlib.crc32(block.data)
         entry[FIRST_FEATURE:] = lookups
         return block, entry

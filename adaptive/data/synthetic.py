@@ -150,9 +150,6 @@ def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
     fields["inverse"] = 1.0 / fields["size"]
     fields["common"] = config.correlation
     fields["single"] = math.sqrt(1.0 - config.correlation**2)
-    fields["keep"] = math.cos(config.drift_angle)
-    fields["renew"] = math.sin(config.drift_angle)
-    fields["drift_limit"] = round(config.drift_share * 2**32)
     _set_keys(fields, config.seed)
     _set_singletons(fields, config)
     _set_popularity(fields, config)
@@ -196,7 +193,6 @@ def _set_popularity(fields: NDArray[np.void], config: SyntheticConfig) -> None:
         a = 1.0 - s
         low, high = (1.0 + q) ** a, (field["popular"] + 1.0 + q) ** a
         field["low"], field["span"], field["power"], field["shift"] = low, high - low, 1.0 / a, 1.0 + q
-        field["churn"] = round(config.churn * int(field["popular"]))
 
 
 def _set_layout(fields: NDArray[np.void], config: SyntheticConfig) -> None:
@@ -453,7 +449,7 @@ class Synthetic(Dataset):
             )
         begin = self.config.drift_begin
         first_drifted = stop - start if begin is None else begin - start
-        ids, dense = self._inputs(start, stop, first_drifted)
+        ids, dense = self._inputs(start, stop)
         parts = self._teacher.signal(ids, dense, first_drifted)
         probability = self._calibration.probability(parts)
         labels = np.empty(stop - start, np.float32)
@@ -484,7 +480,7 @@ class Synthetic(Dataset):
     def _one_batch(self, start: int, stop: int) -> Iterator[Batch]:
         yield self.samples(start, stop)[0]
 
-    def _inputs(self, start: int, stop: int, first_drifted: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _inputs(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return ids (F, B, L), feature-major like batches, and dense inputs (B, D)."""
         latent = np.empty(stop - start)
         dense = np.empty((stop - start, self.num_dense), np.float32)
@@ -494,7 +490,7 @@ class Synthetic(Dataset):
             kernels.draw_dense(self._dense_keys, self._quantiles, start, LATENT_CORRELATION, latent, dense)
         lookups = self.config.lookups
         kernels.draw_ids(
-            self._fields, self._curves, self._quantiles, start * lookups, first_drifted * lookups, lookups,
+            self._fields, self._curves, self._quantiles, start * lookups, lookups,
             np.repeat(latent, lookups), ids.reshape(len(ids), -1),
         )  # fmt: skip
         return ids, dense
@@ -508,7 +504,7 @@ class Synthetic(Dataset):
 
         def fill(start: int) -> None:
             stop = min(start + BLOCK, samples)
-            ids, dense = self._inputs(start, stop, BLOCK)
+            ids, dense = self._inputs(start, stop)
             parts[:, start:stop] = self._teacher.signal(ids, dense, BLOCK)
 
         with ThreadPoolExecutor(usable_cores()) as threads:

@@ -30,7 +30,6 @@ from adaptive.data.rows.row_source import Block, Column, RowFormat, RowSource
 from adaptive.data.rows.split import MILLISECONDS, survey
 from adaptive.data.sampling import numbers
 from adaptive.data.sequences import Part, Samples, SequenceDataset, batch_of, split_holdout, step_times
-from adaptive.data.text.delimited import parse_time_split
 from adaptive.data.text.text_reader import open_text_files
 from adaptive.errors import InputError
 
@@ -44,12 +43,12 @@ Ids = NDArray[np.int64]
 
 def open_taobao(paths: str, options: DataOptions, run_dir: Path | None) -> SequenceDataset:
     """Open the data set `taobao:PATH[,PATH...]`."""
-    cut, form = parse_time_split(options, "number"), event_format(options.max_line_bytes)
+    form = event_format(options.max_line_bytes)
     source, train_files, eval_files = open_text_files(paths, options, run_dir, format_of=lambda _: form)
     events = read_events(source, train_files)
     catalogue = Catalogue(events)
     samples = Windows(events, catalogue, source.names(), options)
-    train, evaluation = split_holdout(samples, options.holdout or 0) if cut is None else _split(samples, cut)
+    train, evaluation = split_holdout(samples, options.holdout or 0)
     if eval_files:
         others = Windows(read_events(source, eval_files), catalogue, source.names(), options)
         evaluation = Part(others, 0, others.num_samples)
@@ -69,23 +68,6 @@ def open_taobao(paths: str, options: DataOptions, run_dir: Path | None) -> Seque
         shuffle=(options.shuffle_buffer, options.seed),
         bad=source.log.counts,
     )
-
-
-def _split(samples: "Windows", cut: float) -> tuple[Part, Part]:
-    """Return the samples whose candidates are before a time, and the others."""
-    times = samples.times
-    first = 2 * int(np.searchsorted(times, cut))
-    if not first:
-        raise InputError(
-            f"data.time_split: expected a time after the first one of a sample, {times[0]:.17g}, got {cut:.17g}, which "
-            "leaves no sample for training. Set a later time."
-        )
-    if first == samples.num_samples:
-        raise InputError(
-            f"data.time_split: expected a time up to the last one of a sample, {times[-1]:.17g}, got {cut:.17g}, which "
-            "leaves no sample to evaluate on. Set an earlier time."
-        )
-    return Part(samples, 0, first), Part(samples, first, samples.num_samples)
 
 
 def event_format(max_line_bytes: int) -> RowFormat:
@@ -235,11 +217,6 @@ class Windows(Samples):
         order = np.argsort(events.times[chosen], kind="stable")
         self._chosen, self._negatives = chosen[order], self._negatives[order]
         self.num_samples = 2 * len(chosen)
-
-    @property
-    def times(self) -> NDArray[np.float64]:
-        """(K,) of the candidates, ascending."""
-        return self._events.times[self._chosen]
 
     def take(self, wanted: Ids) -> Batch:
         place, is_other = self._chosen[wanted // 2], wanted % 2 == 1

@@ -36,7 +36,7 @@ def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
         if kind == "fitted":
             wanted[table] = size
     loaded = load_vocabularies(folder, wanted)
-    if loaded is None or {table: words.checksum() for table, words in loaded.items()} != data["vocabularies"]:
+    if {table: words.checksum() for table, words in loaded.items()} != data["vocabularies"]:
         raise run.lacks_vocabulary()
     return keyed | {table: words.keys for table, words in loaded.items()}
 

@@ -9,7 +9,6 @@ from support.interrupted import small_world
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.rows.vocabularies import load_vocabulary
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import CheckpointError, ConfigError, OutputError
 from adaptive.training.runs import evaluate_run, resume_run
@@ -81,7 +80,6 @@ def test_what_the_system_refuses_is_told_with_its_name(kind: str) -> None:
     for read in (
         lambda: load_settings(file=path),
         lambda: load_schema(path),
-        lambda: load_vocabulary(path, "user"),
         lambda: open_dataset(f"csv:{path}", DataOptions(schema_path=path)),
         lambda: resume_run(path),
     ):

@@ -49,14 +49,13 @@ class _Bags(NamedTuple):
 class Filler:
     """Writes record batches with the columns of `form`, in order, into blocks."""
 
-    def __init__(self, form: RowFormat, reading: Reading) -> None:
-        self._form, self._window = form, reading.window
+    def __init__(self, form: RowFormat, window: tuple[float, float]) -> None:
+        self._form, self._window = form, window
         self._readers = [
             ValueReader(
                 column.item if column.sort == "bags" else column.kind,
                 form.max_line_bytes,
                 form.null_keys(),
-                reading.keepers.get(column.name),
             )
             for column in form.columns
         ]
@@ -210,7 +209,7 @@ class ArrowReader(RowReader):
 
     def __init__(self, source: ArrowSource, reading: Reading) -> None:
         self._source, self._start, self._left = source, reading.start, list(reading.pieces)
-        self._fillers = {form: Filler(form, reading) for form in dict.fromkeys(source.formats)}
+        self._fillers = {form: Filler(form, reading.window) for form in dict.fromkeys(source.formats)}
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
         self._piece = reading.start.file

@@ -20,7 +20,6 @@ from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
 from adaptive.data.rows.row_dataset import RowPlan
 from adaptive.data.rows.row_source import Column, RowFormat
-from adaptive.data.rows.vocabularies import TextKeeper
 from adaptive.data.text.delimited import describe
 from adaptive.data.text.schema import Schema
 from adaptive.errors import ConfigError, InputError
@@ -236,11 +235,10 @@ class ValueReader:
     Args:
         longest: maximum bytes of a text.
         nulls: keys of texts that mean missing, in addition to the empty text.
-        keeper: gets all texts.
     """
 
-    def __init__(self, kind: int, longest: int, nulls: Ids, keeper: TextKeeper | None = None) -> None:
-        self._kind, self._longest, self._nulls, self._keeper = kind, longest, nulls, keeper
+    def __init__(self, kind: int, longest: int, nulls: Ids) -> None:
+        self._kind, self._longest, self._nulls = kind, longest, nulls
         self._dictionary: Any = None
         self._entries = Values(_NO_KEYS, _NO_NUMBERS)  # of the dictionary
 
@@ -263,8 +261,6 @@ class ValueReader:
             sort == DECIMAL and self._kind in _KEYS
         ):
             return self._texts(array.cast(pa.large_string()))
-        if self._keeper is not None:
-            self._keep(*text_buffers(array.cast(pa.large_string())))
         casts = {DECIMAL: pa.float64(), BOOL: pa.uint8()}
         return self._numbers(array.cast(casts[sort]) if sort in casts else array)
 
@@ -290,8 +286,6 @@ class ValueReader:
     def _texts(self, array: Any) -> Values:
         data, ends = text_buffers(array)
         starts, stops, nulls = ends[:-1], ends[1:], missing(array)
-        if self._keeper is not None:
-            self._keep(data, ends)
         count = len(starts)
         keys, numbers, states = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.int8)
         kind = text.KEY_TEXT if self._kind == text.LABEL_SET else self._kind
@@ -300,11 +294,6 @@ class ValueReader:
         if nulls is not None:
             states[nulls != 0] = kernels.MISSING_VALUE
         return Values(keys, numbers, states if states.any() else None)
-
-    def _keep(self, data: NDArray[np.uint8], ends: Ids) -> None:
-        assert self._keeper is not None
-        filled = np.flatnonzero(np.diff(ends))
-        self._keeper.add(data, np.stack([ends[filled], ends[filled + 1], np.full(len(filled), -1)], axis=1))
 
     def _numbers(self, array: Any) -> Values:
         """Read integers and floats."""

@@ -24,7 +24,6 @@ FIELD = np.dtype(
         ("default_limit", np.uint64),  # a 32-bit hash below it looks up the default id
         ("stride", np.int64),  # id = (rank * stride + offset) mod size, gcd(stride, size) = 1
         ("offset", np.int64),
-        ("churn", np.int64),  # shift of the ranks after the drift
         ("life", np.int64),  # samples until a new id takes a rank; 0: ids are rows
         ("id_key", np.uint64),  # of new ids
         ("low", np.float64),  # Zipf-Mandelbrot, inverted: rank = (low + p * span) ** power - shift
@@ -33,9 +32,6 @@ FIELD = np.dtype(
         ("shift", np.float64),
         ("common", np.float64),  # weight of the sample's latent number in a draw, and
         ("single", np.float64),  # weight of the draw's own number; their squares add to 1
-        ("keep", np.float64),  # a drifted id's effect = keep * old + renew * fresh
-        ("renew", np.float64),
-        ("drift_limit", np.uint64),  # an id whose 32-bit hash lies below it drifts
         ("draw_key", np.uint64),
         ("main_key", np.uint64),
         ("product_key", np.uint64),
@@ -53,6 +49,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _FRESH = np.uint64(0xD1B54A32D192ED03)  # turns an effect's key into the key of its successor after the drift
+_DRIFTING = np.uint64(round(0.3 * 2**32))  # ids whose 32-bit hash is below it drift
 _MASK_32 = np.uint64(0xFFFFFFFF)
 _MASK_16 = np.uint64(0xFFFF)
 _UNIT_32 = 2.0**-32
@@ -194,12 +191,11 @@ def draw_ids(
     curves: NDArray[np.float64],
     quantiles: NDArray[np.float64],
     start: int,
-    first_drifted: int,
     lookups: int,
     latent: NDArray[np.float64],
     out: NDArray[np.int64],
 ) -> None:
-    """Write ids `out` (F, B L), from lookup `start` on; from `first_drifted` on: after the drift.
+    """Write ids `out` (F, B L), from lookup `start` on.
 
     A lookup's rank is popular, unless it is a singleton's in its period, unless it is the default id's (0). Each has a
     loop of its own, over lookups and not over bags, without branches: so the compiler makes vector instructions of
@@ -214,7 +210,7 @@ def draw_ids(
     count = len(latent)
     for f in range(len(fields)):
         field, curve, ids = fields[f], curves[f], out[f]
-        size, popular, singletons, churn = field["size"], field["popular"], field["singletons"], field["churn"]
+        size, popular, singletons = field["size"], field["popular"], field["singletons"]
         stride, offset, inverse = field["stride"], field["offset"], field["inverse"]
         common, single, default_limit = field["common"], field["single"], field["default_limit"]
         key, mask, half = field["draw_key"], field["period"] - np.uint64(1), field["half"]
@@ -226,9 +222,6 @@ def draw_ids(
             left = curve[cell]
             rank = int(left + (place - float(np.int64(cell))) * (curve[cell + np.uint64(1)] - left))
             ids[i] = min(max(rank, 0), popular - 1)
-        if churn > 0:
-            for i in range(max(first_drifted, 0), count):
-                ids[i] = (ids[i] + churn) % popular
         if singletons > 0:
             for i in range(count):
                 once = shuffled(key, mask, half, start + i)
@@ -251,11 +244,9 @@ def draw_ids(
 @kernel()
 def effect(field: Any, key: Word, index: int, drifted: bool) -> float:
     """Return the effect of id `index` in the stream `key`, before or after the drift."""
-    value = bell(np.uint64(hashed(key, index)))
-    if drifted and (np.uint64(hashed(field["drift_key"], index)) >> np.uint64(32)) < field["drift_limit"]:
-        fresh = bell(np.uint64(hashed(np.uint64(key) ^ _FRESH, index)))
-        value = field["keep"] * value + field["renew"] * fresh
-    return value
+    if drifted and (np.uint64(hashed(field["drift_key"], index)) >> np.uint64(32)) < _DRIFTING:
+        key = np.uint64(key) ^ _FRESH
+    return bell(np.uint64(hashed(key, index)))
 
 
 @kernel()

@@ -92,7 +92,6 @@ class Columns(NamedTuple):
     bag_ends: NDArray[np.int64]  # (R * K + 1,), row by row; the first is 0
     times: NDArray[np.float64]  # (R,) seconds, or the number in the file
     lines: NDArray[np.int64]  # (R,)
-    starts: NDArray[np.int64]  # (R,) start of the line in the bytes of the latest call of `tokenize`
 
 
 @kernel()
@@ -217,7 +216,7 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
     """
     plan, separator, quote, last = layout.plan, layout.separator, layout.quote, len(layout.plan) - 1
     keys, present, dense, lines = columns.keys, columns.present, columns.dense, columns.lines
-    starts, nulls = columns.starts, layout.nulls
+    nulls = layout.nulls
     row, line, start = cursor[ROW], cursor[LINE], cursor[POSITION]
     while start < end and row < len(lines):
         p, seen = start, 0
@@ -270,7 +269,6 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
             return OVERLONG, last  # or UTF8: `classify` decides
         if layout.time_from <= columns.times[row] < layout.time_to:
             lines[row] = line
-            starts[row] = start
             row += 1
         start, line = after, line + 1
         cursor[POSITION], cursor[ROW], cursor[LINE] = start, row, line

@@ -1,22 +1,17 @@
-"""Turn the keys of a text file into rows and distinct texts.
+"""Turn the keys of a text file into rows.
 
-Letters: N keys, R rows of a block, K bag columns; V texts, T distinct ones.
+Letters: N keys, R rows of a block, K bag columns.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.kernels.text import INNER, KEY_BAG, KIND, Layout
-from adaptive.data.kernels.text_fields import Bytes, hash_text
 from adaptive.kernels.jit import kernel
 
 Word = np.uint64 | np.int64
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-START, STOP, QUOTE, SPAN_SIZE = range(4)  # of a text: its range of bytes, and the quote that is doubled in it, or -1
-
-_FIRST, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -150,75 +145,3 @@ def finish_dense(dense: NDArray[np.float32], is_log: Flags, scales: NDArray[np.f
                 dense[row, column] = _LOGS[whole] if whole == positive else np.log1p(np.float64(positive))
             elif scales[column, 0] != 0.0 or scales[column, 1] != 1.0:
                 dense[row, column] = (np.float64(value) - scales[column, 0]) / scales[column, 1]
-
-
-@kernel()
-def find_column_spans(data: Bytes, starts: Ids, layout: Layout, wanted: int, spans: Ids) -> int:
-    """Write the spans of a column's texts; return their number, or -1 if `spans` is full.
-
-    `spans` is (any, SPAN_SIZE).
-
-    Args:
-        starts: start of each line; lines must be free of faults.
-    """
-    count = 0
-    for start in starts:
-        p = start
-        for column in range(wanted + 1):
-            closing = -1
-            if data[p] == layout.quote:
-                closing = layout.quote
-                p += 1
-            if column == wanted:
-                inner = layout.plan[column, INNER] if layout.plan[column, KIND] == KEY_BAG else -1
-                while True:
-                    _, stop, _ = hash_text(data, p, layout.separator, inner, closing)
-                    if stop > p:
-                        if count == len(spans):
-                            return -1
-                        spans[count, START], spans[count, STOP], spans[count, QUOTE] = p, stop, closing
-                        count += 1
-                    if data[stop] != inner:
-                        break
-                    p = stop + 1
-            else:
-                inner = -1
-                _, p, _ = hash_text(data, p, layout.separator, inner, closing)
-                p += 2 if closing >= 0 else 1
-    return count
-
-
-@kernel()
-def keep_texts(
-    data: Bytes, spans: Ids, first: int, places: Ids, keys: Ids, ends: Ids, texts: Bytes, count: int
-) -> tuple[int, int]:
-    """Append new texts, from span `first` on; return (spans processed, T).
-
-    Stops when an array is full.
-
-    Args:
-        places: hash table with open addressing: number of a text, or -1.
-        keys, ends: (any,) the key of each text; ends[t + 1] is its end in `texts`.
-    """
-    last = len(places) - 1
-    for v in range(first, len(spans)):
-        at, key, quote = ends[count], _FIRST, spans[v, QUOTE]
-        if count + 1 >= len(ends) or 2 * count >= last or at + spans[v, STOP] - spans[v, START] > len(texts):
-            return v, count
-        p = spans[v, START]
-        while p < spans[v, STOP]:
-            if data[p] == quote:
-                p += 1  # a doubled quote means a single one
-            texts[at] = data[p]
-            key = (key ^ np.uint64(data[p])) * _PRIME
-            at += 1
-            p += 1
-        signed = np.int64(key)
-        place = np.int64(mix(signed)) & last
-        while places[place] >= 0 and keys[places[place]] != signed:
-            place = (place + 1) & last
-        if places[place] < 0:
-            places[place], keys[count] = count, signed
-            count += 1
-            ends[count] = at
-    return len(spans), count

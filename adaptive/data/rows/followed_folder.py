@@ -25,7 +25,7 @@ from adaptive.errors import ConfigError, InputError
 
 logger = logging.getLogger("adaptive.data")
 
-_REFUSED: Final = ("eval_data", "holdout", "eval_part", "time_split", "shuffle_buffer", "vocabulary")
+_REFUSED: Final = ("eval_data", "holdout", "time_split", "shuffle_buffer", "vocabulary")
 _REASON: Final = "each file is evaluated before it is trained, in the order of its rows, and new ids get no new rows"
 
 

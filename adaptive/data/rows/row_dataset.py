@@ -37,18 +37,14 @@ from adaptive.data.rows.split import (
     split_last,
     split_time,
     survey,
-    take_half,
 )
 from adaptive.data.rows.vocabularies import (
     KeyCounter,
     KeyKind,
-    TextKeeper,
     Vocabulary,
     extend_vocabulary,
     load_vocabularies,
-    load_vocabulary,
     save_vocabularies,
-    stored_tables,
 )
 from adaptive.data.sampling import block_rows, in_blocks, without_negatives
 from adaptive.errors import ConfigError, InputError
@@ -332,8 +328,8 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
             )
     folder = options.vocabulary_path or (run_dir / "vocabulary" if run_dir is not None else None)
     wanted = {table: rule.size for table, rule in rules.items() if rule.kind == "fitted"}
-    stored = load_vocabularies(folder, wanted) if wanted and folder is not None else None
-    vocabularies, counted = stored or {}, None
+    vocabularies = load_vocabularies(folder, wanted) if wanted and folder is not None else {}
+    counted = None
     if len(vocabularies) < len(wanted):
         vocabularies, counted = _fit(source, train, plan.features, wanted)
         if options.vocabulary_from is not None:
@@ -413,7 +409,6 @@ def _fit(
     features = [feature for feature in features if feature.table in wanted]
     counters = {table: KeyCounter() for table in wanted}
     kinds = {table: sorted({feature.kind for feature in features if feature.table == table}) for table in wanted}
-    text_keepers = {table: TextKeeper() for table in wanted if "string" in kinds[table]}
 
     def look(block: Block) -> None:
         for feature in features:
@@ -425,24 +420,22 @@ def _fit(
                 amounts = block.columns.present[feature.slot, : block.num_rows]
             counters[feature.table].add(keys, amounts)
 
-    keepers = {feature.name: text_keepers[feature.table] for feature in features if feature.kind == "string"}
-    counted = survey(source, files, look=look, keepers=keepers)
+    counted = survey(source, files, look=look)
     vocabularies = {}
     for table, counter in counters.items():
-        vocabulary = counter.vocabulary(wanted[table])
-        if len(kinds[table]) == 1:  # otherwise ids of different kinds may have the same key
-            texts = text_keepers[table].texts_of(vocabulary.keys) if table in text_keepers else None
-            vocabulary = replace(vocabulary, kind=kinds[table][0], texts=texts)
-        vocabularies[table] = vocabulary
+        kind = kinds[table][0] if len(kinds[table]) == 1 else None
+        vocabularies[table] = replace(counter.vocabulary(wanted[table]), kind=kind)
     return vocabularies, counted
 
 
 def _extend_stored(vocabularies: dict[str, Vocabulary], folder: Path) -> dict[str, Vocabulary]:
     """Append the fitted vocabularies to those in `folder`; new tables stay as they are."""
-    stored, result = stored_tables(folder), dict(vocabularies)
-    for table in filter(stored.__contains__, vocabularies):
+    stored, result = load_vocabularies(folder), dict(vocabularies)
+    if not stored:
+        raise ConfigError(f"{folder}: expected a vocabulary, got none. Correct data.vocabulary_from, or remove it.")
+    for table in stored.keys() & vocabularies.keys():
         try:
-            result[table] = extend_vocabulary(load_vocabulary(folder, table), vocabularies[table])
+            result[table] = extend_vocabulary(stored[table], vocabularies[table])
         except ConfigError as error:
             raise ConfigError(f"{folder}: table {table!r}: {error}") from error
     return result
@@ -450,16 +443,12 @@ def _extend_stored(vocabularies: dict[str, Vocabulary], folder: Path) -> dict[st
 
 def _parts(opened: Opened, counted: Survey | None, time_cut: float | None, options: DataOptions) -> Splits:
     source, train, evaluation = opened
-    part = options.eval_part
     if options.holdout is not None:
         assert counted is not None
         first, last = split_last(counted, train, options.holdout)
-        return Splits(first, last if part == "all" else take_half(counted, last, part), first.limit)
+        return Splits(first, last, first.limit)
     if time_cut is not None:
         check_time_split(source, train, time_cut, options.time_split)
         return Splits(*split_time(train, time_cut))
     num_train = counted.num_rows if counted is not None else None
-    evaluation_part = Split(evaluation) if evaluation else None
-    if evaluation_part is not None and part != "all":
-        evaluation_part = take_half(survey(source, evaluation), evaluation_part, part)
-    return Splits(Split(train, num_rows=num_train), evaluation_part, num_train)
+    return Splits(Split(train, num_rows=num_train), Split(evaluation) if evaluation else None, num_train)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
@@ -14,7 +14,6 @@ from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text import Columns, Layout
 from adaptive.data.kernels.text_fields import hash_text
 from adaptive.data.rows.rejects import RejectLog
-from adaptive.data.rows.vocabularies import TextKeeper
 
 # For each kind: the sort of its output column, and the cause to report for an unreadable field.
 _KINDS = {
@@ -31,8 +30,6 @@ _KINDS = {
     kernels.TIME_ISO: ("time", kernels.TIME),
 }
 EVERYTHING = (-np.inf, np.inf)  # a window that no time is outside of
-
-Keepers = Mapping[str, TextKeeper]  # by column
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,6 @@ class Block:
             bag_ends=np.zeros(capacity * num_bags + 1, np.int64),
             times=np.zeros(capacity, np.float64),
             lines=np.empty(capacity, np.int64),
-            starts=np.empty(capacity, np.int64),
         )
         return cls(columns, np.empty(capacity, np.int32))
 
@@ -183,7 +179,6 @@ class Reading:
     pieces: tuple[int, ...]
     start: Position
     window: tuple[float, float]
-    keepers: Keepers
 
 
 class RowReader(ABC):
@@ -292,7 +287,6 @@ class RowSource(ABC):
         *,
         start: Position | None = None,
         window: tuple[float, float] = EVERYTHING,
-        keepers: Keepers | None = None,
     ) -> RowReader:
         """Open a reader of some pieces.
 
@@ -300,11 +294,10 @@ class RowSource(ABC):
             pieces: numbers, ascending.
             start: position to begin at, in one of these pieces; earlier pieces are skipped.
             window: rows with a time outside [from, to) are skipped.
-            keepers: column -> the keeper that gets its texts.
         """
         start = start or Position(file=pieces[0] if pieces else 0)
         left = tuple(piece for piece in pieces if piece >= start.file)
-        return self.open_reader(Reading(left, start, window, keepers or {}))
+        return self.open_reader(Reading(left, start, window))
 
     @abstractmethod
     def open_reader(self, reading: Reading) -> RowReader:

@@ -7,7 +7,7 @@ records the position of every 65,536th row, so that evaluation need not read fro
 import math
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -17,7 +17,7 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.parallel_reader import ParallelReader
 from adaptive.data.rows.rejects import RejectLog
-from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, RowReader, RowSource
+from adaptive.data.rows.row_source import EVERYTHING, Block, Position, RowReader, RowSource
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16
@@ -56,14 +56,12 @@ def survey(
     mark_rows: int = MARK_ROWS,
     window: tuple[float, float] = EVERYTHING,
     look: Callable[[Block], None] | None = None,
-    keepers: Keepers | None = None,
     report: ReportBytes | None = None,
 ) -> Survey:
     """Read everything once and count rows.
 
-    `look` gets each block, `keepers` get the texts of their columns.
-
     Args:
+        look: is called with each block.
         report: is called after each block of `mark_rows`; None: that of `listen_to_reading`.
 
     Raises:
@@ -72,7 +70,7 @@ def survey(
     report = report or begin_reading()
     num_bytes = source.size(files)
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
-    with source.reader(files, window=window, keepers=keepers) as reader:
+    with source.reader(files, window=window) as reader:
         while True:
             marks.append((num_rows, reader.position()))
             rows = reader.read(block)
@@ -103,27 +101,6 @@ def count_training(num_rows: int, holdout: float) -> int:
             f"data.holdout: expected a share that leaves rows to train on, got {holdout:g} of {num_rows:,}. Lower it."
         )
     return num_train
-
-
-def take_half(counted: Survey, whole: Split, which: str) -> Split:
-    """Return the first half (rounded up) or the second half of a split.
-
-    The split must extend to the end of the survey.
-
-    Args:
-        which: `first_half` or `second_half`.
-    """
-    first = 0 if whole.start is None else next(rows for rows, mark in counted.marks if mark == whole.start)
-    first += whole.skip
-    middle = first + (counted.num_rows - first + 1) // 2
-    if which == "second_half" and middle == counted.num_rows:
-        raise InputError(
-            f"data.eval_part: expected two rows or more to take the second half of, got {counted.num_rows - first}. "
-            "Keep more rows for evaluation."
-        )
-    if which == "first_half":
-        return replace(whole, limit=middle - first, num_rows=None)
-    return _behind(counted, whole.files, middle)
 
 
 def _behind(counted: Survey, files: tuple[int, ...], rows: int) -> Split:

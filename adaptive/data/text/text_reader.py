@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.kernels import text_rows
 from adaptive.data.rows.data_files import DataFile, find_parts, open_file
 from adaptive.data.rows.rejects import BadLine, RejectLog
 from adaptive.data.rows.row_dataset import Opened
@@ -155,7 +153,7 @@ def open_text_files(
     files, num_train = find_parts(paths, options.eval_data)
     formats = tuple(format_of(file) for file in files)
     log = RejectLog(tuple(str(file.path) for file in files), options, run_dir, header_lines=int(formats[0].header))
-    return Opened.of(TextSource(files, files, formats, log, options.chunk_bytes), num_train)
+    return Opened.of(TextSource(files, files, formats, log, CHUNK_BYTES), num_train)
 
 
 @dataclass(frozen=True)
@@ -188,9 +186,8 @@ class TextReader(RowReader):
     """Reads rows of text files; see `RowReader`. Offsets count decompressed bytes."""
 
     def __init__(self, source: TextSource, reading: Reading) -> None:
-        self._source, self._window, self._keepers = source, reading.window, reading.keepers
+        self._source, self._window = source, reading.window
         self._start, self._left = reading.start, list(reading.pieces)
-        self._spans = np.empty((0, text_rows.SPAN_SIZE), np.int64)
         self._file = -1
         self._behind = 0  # bytes on disk of the finished files
         self._stream: ByteStream | None = None
@@ -228,22 +225,11 @@ class TextReader(RowReader):
             cursor[kernels.NUM_FAULTS] = 0
             reason = kernels.tokenize(self._data, self._whole, self._layout, block.columns, self._faults, cursor)
             block.file_index[first : cursor[kernels.ROW]] = self._file
-            self._keep_texts(block.columns.starts[first : cursor[kernels.ROW]])
             self._report(self._bad_lines())
             if reason == kernels.BAGS_FULL:
                 block.reserve_bags(len(block.columns.bag_keys) + 1)
         block.num_rows = int(cursor[kernels.ROW])
         return block.num_rows
-
-    def _keep_texts(self, starts: NDArray[np.int64]) -> None:
-        """Pass the texts of the lines just read to the keepers."""
-        for number, column in enumerate(self._source.formats[self._file].columns):
-            keeper = self._keepers.get(column.name)
-            if keeper is None or not len(starts):
-                continue
-            while (count := text_rows.find_column_spans(self._data, starts, self._layout, number, self._spans)) < 0:
-                self._spans = np.empty((2 * len(self._spans) + len(starts), text_rows.SPAN_SIZE), np.int64)
-            keeper.add(self._data, self._spans[:count])
 
     def _bad_lines(self) -> list[BadLine]:
         form, bad = self._source.formats[self._file], []

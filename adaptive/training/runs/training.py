@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import TrainConfig
-from adaptive.data.rows.vocabularies import INDEX, stored_tables
+from adaptive.data.rows.vocabularies import load_vocabularies
 from adaptive.distributed.peers import Peers
 from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
 from adaptive.distributed.sharded_rows import regroup
@@ -115,7 +115,7 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
     saved = {str(table["name"]): table for table in checkpoint.meta.get("tables", [])}
     if list(saved) != list(tables):
         raise CheckpointError(f"expected tables {', '.join(saved)} as in {path}, got {', '.join(tables)} (init_from)")
-    vocabularies = stored_tables(path / VOCABULARY) if (path / VOCABULARY / INDEX).is_file() else {}
+    vocabularies = load_vocabularies(path / VOCABULARY)
     last = {}
     for name, facts in saved.items():
         table, rows, width = tables[name], int(facts["num_embeddings"]), facts["embedding_dim"]
@@ -131,7 +131,7 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
                 "--steps 1), then --resume it with --ranks"
             )
         if name in vocabularies:
-            last[name] = rows - vocabularies[name]
+            last[name] = rows - len(vocabularies[name].keys)
     return last
 
 

@@ -110,8 +110,6 @@ def of_text(folder: Path, text: str, schema: str = SCHEMA, **options: object):
         {},
         {"shuffle_buffer": 3, "seed": 1},
         {"holdout": 0.3},
-        {"holdout": 0.7, "eval_part": "first_half"},
-        {"holdout": 0.7, "eval_part": "second_half"},
         {"time_split": "2024-01-02 01:00:00"},
         {"out_of_range": "oov"},
     ],

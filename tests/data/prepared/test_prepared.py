@@ -157,7 +157,8 @@ def test_progress_of_each_part_is_reported(tmp_path: Path, monkeypatch: pytest.M
         prepare(spec, given, tmp_path / name, begins=lambda part: actual.setdefault(part, []).append)
         return actual
 
-    chunked = {"chunk_bytes": 100, "num_workers": 1}
+    chunked = {"num_workers": 1}
+    monkeypatch.setattr("adaptive.data.text.text_reader.CHUNK_BYTES", 100)
     plain = lines("plain", spec, options(tmp_path, **chunked))
     without = (tmp_path / "schema.toml").read_text().replace("vocabulary = true", "hash_rows = 9")
     (tmp_path / "schema.toml").write_text(without)

@@ -16,7 +16,7 @@ from adaptive.data.open import open_dataset
 from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_source import Column, RowFormat
-from adaptive.data.rows.split import read_part, split_last, survey, take_half
+from adaptive.data.rows.split import read_part, split_last, survey
 from adaptive.data.sampling import block_rows
 from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import ConfigError, InputError
@@ -66,13 +66,6 @@ def test_the_two_parts_are_all_good_rows_in_order(tmp_path_factory, sizes, bad_e
     assert numbers(source, train) == good[:num_train]
     assert numbers(source, evaluation) == good[num_train:]
     assert numbers(source, evaluation, rows=7) == good[num_train:]
-    middle = num_train + (len(good) - num_train + 1) // 2
-    assert numbers(source, take_half(actual, evaluation, "first_half")) == good[num_train:middle]
-    if middle == len(good):
-        with pytest.raises(InputError, match="expected two rows or more to take the second half of, got 1"):
-            take_half(actual, evaluation, "second_half")
-        return
-    assert numbers(source, take_half(actual, evaluation, "second_half")) == good[middle:]
     assert sum(source.log.counts.values()) == total - len(good)
     assert source.log.num_lines == total
 
@@ -100,15 +93,13 @@ def test_a_listener_hears_of_each_read_of_all_files(tmp_path):
         begun.append([])
         return lambda done, total: begun[-1].append((done, total))
 
-    (tmp_path / "e").write_text("1,7,7\n0,8,8\n")
     with listen_to_reading(begin):
         csv(tmp_path, 10)
         assert not begun
         csv(tmp_path, 10, holdout=0.2)
-        csv(tmp_path, 10, eval_data=str(tmp_path / "e"), eval_part="first_half")
     csv(tmp_path, 10, holdout=0.2)
-    sizes = [(tmp_path / name).stat().st_size for name in "de"]
-    assert begun == [[(size, size)] for size in sizes]
+    size = (tmp_path / "d").stat().st_size
+    assert begun == [[(size, size)]]
 
 
 def csv(tmp_path, lines, **options):
@@ -168,29 +159,9 @@ def test_too_many_bad_lines_show_when_the_rows_are_counted(tmp_path):
         open_dataset(f"csv:{tmp_path / 'd'},{tmp_path / 'd2'}", options)
 
 
-@pytest.mark.parametrize(("part", "wanted"), [("first_half", [0, 1, 2]), ("second_half", [3, 4])])
-def test_half_of_the_files_to_evaluate_on(tmp_path, part, wanted):
-    (tmp_path / "e").write_text("".join(f"0,{n},{n}\n" for n in range(5)))
-    data = csv(tmp_path, 10, eval_data=str(tmp_path / "e"), eval_part=part)
-    assert order(data.evaluation(2)) == wanted
-    assert order(data.train(100)) == list(range(10))
-    assert data.fingerprint()["eval_part"] == part
-    assert csv(tmp_path, 10, holdout=0.5).fingerprint()["eval_part"] == "all"
-
-
-def test_half_of_no_split_is_refused(tmp_path):
+def test_two_splits_are_refused():
     with pytest.raises(ValueError, match="got eval_data and holdout"):
         DataOptions(eval_data="x", holdout=0.5)
-    with pytest.raises(ValueError, match="expected eval_data or holdout with eval_part = first_half"):
-        DataOptions(eval_part="first_half")
-    with pytest.raises(ConfigError, match=r"data taobao: expected no data\.eval_part"):
-        open_dataset("taobao:" + str(taobao_events(tmp_path)), DataOptions(holdout=0.5, eval_part="first_half"))
-
-
-def taobao_events(folder):
-    path = folder / "events.csv"
-    path.write_text("".join(f"{u},{100 * u + n},{n % 3},pv,{1_500_000_000 + n}\n" for u in (1, 2) for n in range(12)))
-    return path
 
 
 DAYS_MS = [1_760_000_000_000 + 86_400_000 * day for day in range(4)]

@@ -1,5 +1,4 @@
-"""Fitted vocabularies: counting, order, storing, damage, the kernels that map keys to rows; they keep their ids, row by
-row: texts of files and of Parquet, numbers as they are; the command."""
+"""Fitted vocabularies: counting, order, storing, damage, the kernels that map keys to rows, of text and of Parquet."""
 
 from collections import Counter
 from contextlib import suppress
@@ -9,21 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import csv_data
-from support.manifests import write_record
 
-from adaptive.cli import app
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.prepared_writer import prepare
 from adaptive.data.rows.batcher import Direct, Fitted, Hashed
-from adaptive.data.rows.row_source import key_of
 from adaptive.data.rows.vocabularies import (
     KeyCounter,
-    TextKeeper,
     Vocabulary,
     load_vocabularies,
-    load_vocabulary,
     save_vocabularies,
 )
 from adaptive.errors import ConfigError
@@ -93,7 +85,7 @@ def test_what_is_stored_is_loaded(tmp_path):
     save_vocabularies(tmp_path / "v", stored)
     loaded = load_vocabularies(tmp_path / "v", {"C1": 2, "C2/x": 1})
     assert {name: one.keys.tolist() for name, one in loaded.items()} == {"C1": [5, -(2**63), 7], "C2/x": []}
-    assert load_vocabularies(tmp_path / "nothing", {"C1": 2}) is None
+    assert load_vocabularies(tmp_path / "nothing", {"C1": 2}) == {}
 
 
 def test_another_vocabulary_is_an_error(tmp_path):
@@ -160,7 +152,12 @@ TEXT = (
     '"",Ulm,0,7,,8000000000000000\r\n'
     ",,1,,y,\r\n"
 )
-IDS = {"word": ["Ulm", 'é,"q"'], "bag": ["x", "y"], "number": ["7", "-5"], "hex": ["ff", "8000000000000000"]}
+IDS = {
+    "word": ("string", ["Ulm", 'é,"q"']),
+    "bag": ("string", ["x", "y"]),
+    "number": ("int", ["7", "-5"]),
+    "hex": ("hex", ["ff", "8000000000000000"]),
+}
 
 
 def written(folder: Path) -> DataOptions:
@@ -172,21 +169,10 @@ def written(folder: Path) -> DataOptions:
 def test_ids_are_those_of_the_file(tmp_path: Path) -> None:
     options = written(tmp_path)
     data = open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
-    assert {table: list(load_vocabulary(tmp_path / "v", table).ids()) for table in IDS} == {
-        **IDS,
-        "word": sorted(IDS["word"], key=lambda word: (word != "Ulm", key_of(word))),
-    }
+    expected = {table: [sample_values.key_of(value, kind) for value in values] for table, (kind, values) in IDS.items()}
+    assert {table: stored.keys.tolist() for table, stored in load_vocabularies(tmp_path / "v").items()} == expected
     batch = next(iter(data.train(4)))
     assert batch.ids[:4].tolist() == [0, 1, 0, 3]  # Ulm, é,"q", Ulm, missing
-
-
-@pytest.mark.parametrize("chunk_bytes", [16, 60, 1 << 18])
-def test_texts_do_not_depend_on_how_a_file_is_read(tmp_path: Path, chunk_bytes: int) -> None:
-    options = written(tmp_path).model_copy(update={"chunk_bytes": chunk_bytes, "max_line_bytes": 100})
-    open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
-    assert {table: sorted(load_vocabulary(tmp_path / "v", table).ids()) for table in IDS} == {
-        table: sorted(ids) for table, ids in IDS.items()
-    }
 
 
 def test_parquet_gives_the_vocabulary_that_text_does(tmp_path: Path) -> None:
@@ -205,97 +191,6 @@ def test_parquet_gives_the_vocabulary_that_text_does(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "data.parquet", row_group_size=2)
     other = options.model_copy(update={"vocabulary_path": tmp_path / "w"})
     open_dataset(f"parquet:{tmp_path / 'data.parquet'}", other)
+    of_text, of_parquet = load_vocabularies(tmp_path / "v"), load_vocabularies(tmp_path / "w")
     for name in IDS:
-        assert list(load_vocabulary(tmp_path / "w", name).ids()) == list(load_vocabulary(tmp_path / "v", name).ids())
-
-
-words = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), min_size=1, max_size=6)
-
-
-@settings(max_examples=60)
-@given(st.lists(st.lists(words, max_size=40), max_size=5))
-def test_a_keeper_stores_each_text_once(parts: list[list[str]]) -> None:
-    keeper, expected = TextKeeper(), Counter[str]()
-    for part in parts:
-        encoded = [word.encode() for word in part]
-        ends = np.cumsum([0, *map(len, encoded)])
-        spans = np.stack([ends[:-1], ends[1:], np.full(len(part), -1)], axis=1).astype(np.int64)
-        keeper.add(np.frombuffer(b"".join(encoded) or b"x", np.uint8), spans)
-        expected.update(part)
-    asked = list(expected)[::-1]
-    assert list(keeper.texts_of(np.array([sample_values.key_of(word, "string") for word in asked], np.int64))) == asked
-
-
-def test_a_keeper_grows() -> None:
-    keeper = TextKeeper()
-    texts = [f"number {number}" for number in range(20_000)]
-    ends = np.cumsum([0, *map(len, texts)])
-    spans = np.stack([ends[:-1], ends[1:], np.full(len(texts), -1)], axis=1)
-    for _ in range(2):
-        keeper.add(np.frombuffer("".join(texts).encode(), np.uint8), spans)
-    assert list(keeper.texts_of(np.array([key_of(text) for text in texts]))) == texts
-
-
-# -- the command ----------------------------------------------------------------------------------------------------
-
-
-def command(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        app.main(["vocabulary", *map(str, arguments)])
-    if exit_.value.code:
-        raise AssertionError(exit_.value.code)
-
-
-def test_the_command_writes_rows_and_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare(
-        f"csv:{tmp_path / 'data.csv'}", written(tmp_path).model_copy(update={"vocabulary_path": None}), tmp_path / "p"
-    )
-    command(tmp_path / "p")
-    assert "bag: 2 ids" in capsys.readouterr().out
-    command(tmp_path / "p", "--table", "word", "--out", tmp_path / "ids.tsv")
-    lines = (tmp_path / "ids.tsv").read_text().splitlines()
-    assert lines[0] == "row\tkind\tid" and lines[1] == "0\tid\tUlm" and lines[3:] == ["2\tother\t", "3\tmissing\t"]
-    command(tmp_path / "p/vocabulary", "--table", "number", "--json")
-    assert '"ids": ["7", "-5"], "other": 2, "missing": 3' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("place", ["vocabulary_path", "prepared"])
-def test_a_run_leads_to_the_vocabulary_it_used(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
-    options = written(tmp_path)
-    config = {"data": "csv:x", "data_options": {"vocabulary_path": str(tmp_path / "v")}}
-    if place == "prepared":
-        options = options.model_copy(update={"vocabulary_path": None})
-        config = {"data": f"prepared:{tmp_path / 'p'}", "data_options": {}}
-        prepare(f"csv:{tmp_path / 'data.csv'}", options, tmp_path / "p")
-    else:
-        open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
-    (tmp_path / "run").mkdir()
-    write_record(tmp_path / "run", {"config": config})
-    command(tmp_path / "run")
-    assert "word: 2 ids" in capsys.readouterr().out
-
-
-def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_vocabularies(tmp_path / "vocabulary", {"old": Vocabulary(np.array([5]), 1)})
-    for arguments, message in (
-        ([tmp_path / "x"], "expected a vocabulary, got none"),
-        ([tmp_path, "--table", "user"], "expected a table with a vocabulary (old), got 'user'"),
-        ([tmp_path, "--table", "old"], "expected ids of one kind, got only hashes"),
-        ([tmp_path, "--out", "x"], "--out: expected --table with it, one of old"),
-    ):
-        with pytest.raises(AssertionError, match="2"):
-            command(*arguments)
-        assert message in " ".join(capsys.readouterr().err.split())
-    (tmp_path / "vocabulary/vocabulary.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"expected {'format': 1}, got list"):
-        load_vocabulary(tmp_path / "vocabulary", "old")
-
-
-def test_features_of_other_kinds_in_one_table_have_no_ids(tmp_path: Path) -> None:
-    schema = "".join(
-        f'[[categorical]]\ncolumns = ["{name}"]\nkind = "{kind}"\ntable = "t"\nvocabulary = true\n'
-        for name, kind in (("a", "int"), ("b", "string"))
-    )
-    csv_data(tmp_path, schema, "a,b\n1,x\n", vocabulary_path=tmp_path / "v")
-    with pytest.raises(ConfigError, match="different kinds of ids share the table"):
-        list(load_vocabulary(tmp_path / "v", "t").ids())
+        assert of_parquet[name].keys.tolist() == of_text[name].keys.tolist()

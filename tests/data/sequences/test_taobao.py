@@ -106,20 +106,13 @@ def test_draws_that_find_nothing() -> None:
     assert (draw_negatives(300, 5, lambda k, pairs: pairs != 2, 0) == 2).all()
 
 
-def test_time_split_and_holdout_keep_what_comes_last(tmp_path: Path) -> None:
+def test_holdout_keeps_what_comes_last(tmp_path: Path) -> None:
     text = "\n".join([*log(1, list(range(40)), start=0), *log(2, list(range(100, 140)), start=1000)]) + "\n"
     everything = samples_of(data := opened(tmp_path, text, history=3), list(data.train(100)))
     assert len(everything) == 24 and [one.users[0] for one in everything] == [0] * 12 + [1] * 12
-    for options in ({"time_split": 1000}, {"time_split": "1000.0"}, {"holdout": 0.5}):
-        data = opened(tmp_path, text, history=3, **options)
-        parts = [samples_of(data, list(part)) for part in (data.train(5), data.evaluation(5))]
-        assert parts == [everything[:12], everything[12:]]
-    with pytest.raises(InputError, match=r"got -5, which leaves no sample for training"):
-        opened(tmp_path, text, time_split=-5)
-    with pytest.raises(
-        InputError, match="time_split: expected a time up to the last one of a sample, 1036, got 1893456"
-    ):
-        opened(tmp_path, text, time_split=1893456000)
+    data = opened(tmp_path, text, history=3, holdout=0.5)
+    parts = [samples_of(data, list(part)) for part in (data.train(5), data.evaluation(5))]
+    assert parts == [everything[:12], everything[12:]]
     with pytest.raises(InputError, match=r"data.holdout: expected a share that .* got 0.99 of 24"):
         opened(tmp_path, text, history=3, holdout=0.99)
 
@@ -178,10 +171,6 @@ def test_wrong_logs_and_settings_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, "")
     with pytest.raises(ConfigError, match=r"data taobao: expected no data\.schema_path, got a value: the format"):
         opened(tmp_path, SMALL, schema_path=tmp_path / "a.toml")
-    with pytest.raises(
-        ConfigError, match=r"data\.time_split: expected a number in the unit of the time column, got '2017-12-01'"
-    ):
-        opened(tmp_path, SMALL, time_split="2017-12-01")
 
 
 def test_the_original_file(real_data: Path) -> None:

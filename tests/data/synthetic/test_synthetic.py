@@ -139,7 +139,7 @@ def test_popular_ids_occur_together_by_the_correlation(make: Make) -> None:
 @settings(deadline=None)
 @given(start=st.integers(0, 499_000), sizes=st.lists(st.integers(0, 300), min_size=1, max_size=3))
 def test_blocks_equal_the_whole(make: Make, start: int, sizes: list[int]) -> None:
-    data = make(drift_at=0.5, churn=0.1)
+    data = make(drift_at=0.5)
     whole, probability = data.samples(start, start + sum(sizes))
     first = 0
     for size in sizes:
@@ -213,7 +213,7 @@ def test_features_and_fingerprint(make: Make) -> None:
 
 @pytest.mark.parametrize("rows", [100_000, 1_100_000, 100_000_000])
 def test_ids_lie_in_their_tables_and_reach_far_into_them(make: Make, rows: int) -> None:
-    data = make(rows=rows, drift_at=0.5, churn=0.1, num_train=400_000)
+    data = make(rows=rows, drift_at=0.5, num_train=400_000)
     ids = ids_of(data.samples(150_000, 250_000)[0])
     sizes = np.array([feature.num_embeddings for feature in data.features])
     assert (ids.min(axis=1) >= 0).all()
@@ -245,33 +245,6 @@ def test_drift_changes_effects_only_and_only_after_it(make: Make) -> None:
     assert 0.3 < np.corrcoef(p[10_000:], q[10_000:])[0, 1] < 0.95
 
 
-@pytest.mark.parametrize("still", [{"drift_share": 0.0}, {"drift_angle": 0.0}])
-def test_drift_of_no_ids_or_by_no_angle_changes_nothing(make: Make, still: dict[str, float]) -> None:
-    (before, p), (after, q) = (
-        make(num_train=400_000, **settings).samples(200_000, 201_000) for settings in ({}, {"drift_at": 0.5, **still})
-    )
-    assert_same(after, before)
-    np.testing.assert_array_equal(q, p)
-
-
-def test_drift_of_all_ids_by_half_a_turn_reverses_effects(make: Make) -> None:
-    data = make(drift_at=1.0, drift_share=1.0, drift_angle=math.pi)
-    batch, _ = data.samples(0, 100)
-    ids = np.ascontiguousarray(ids_of(batch))
-    before = data._teacher.signal(ids[:, :, None], batch.dense, first_drifted=100)
-    after = data._teacher.signal(ids[:, :, None], batch.dense, first_drifted=0)
-    np.testing.assert_allclose(after[0], -before[0], atol=1e-12)  # one effect per term
-    np.testing.assert_allclose(after[1], before[1], atol=1e-12)  # two effects per term
-
-
-def test_churn_makes_other_ids_popular_after_the_drift(make: Make) -> None:
-    data = make(drift_at=1.0, churn=0.01, num_train=400_000)
-    before, after = (ids_of(data.samples(start, start + 50_000)[0])[2] for start in (350_000, 400_000))
-    tops = [set(np.bincount(ids).argsort()[::-1][:50]) for ids in (before, after)]
-    assert len(tops[0] & tops[1]) < 10
-    np.testing.assert_array_equal(before, ids_of(make(num_train=400_000).samples(350_000, 400_000)[0])[2])
-
-
 def test_evaluation_lies_behind_a_drift_at_the_end_of_training(make: Make) -> None:
     moved, still = make(drift_at=1.0, num_train=400_000), make(num_train=400_000)
     np.testing.assert_array_equal(moved.samples(399_000, 400_000)[1], still.samples(399_000, 400_000)[1])
@@ -289,7 +262,6 @@ def test_evaluation_lies_behind_a_drift_at_the_end_of_training(make: Make) -> No
         ({"positive_rate": 0.004}, "positive_rate"),
         ({"positive_rate": 0.5}, "positive_rate"),
         ({"drift_at": 1.1}, "drift_at"),
-        ({"churn": 0.1}, "Set drift_at"),
         ({"tables": 3}, "tables"),
         ({"sed": 1}, "sed"),
     ],

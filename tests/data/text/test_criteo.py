@@ -125,6 +125,6 @@ def test_real_lines(real_data, tmp_path):
     assert not data.rejects()
     plain = tmp_path / "plain.tsv"
     plain.write_bytes(gzip.decompress(spec.read_bytes()))
-    same = concatenate(list(open_dataset(f"criteo:{plain}", DataOptions(chunk_bytes=777)).train(64)))
+    same = concatenate(list(open_dataset(f"criteo:{plain}", DataOptions()).train(64)))
     np.testing.assert_array_equal(same.dense, both.dense)
     np.testing.assert_array_equal(ids_of(same), ids_of(both))

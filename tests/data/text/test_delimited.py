@@ -196,8 +196,6 @@ def test_an_empty_evaluation_part_is_refused(tmp_path):
     number = schema.replace("iso", "number")
     with pytest.raises(InputError, match=r"the last one in the data, 1578009600, got 1\.9e9"):
         opened(tmp_path, number, "l,t,a\n1,1578009600,x\n0,7,x\n", time_split="1.9e9")
-    with pytest.raises(InputError, match="eval_part: expected two rows or more to take the second half of, got 1"):
-        opened(tmp_path, schema, text, holdout=0.5, eval_part="second_half", **limits)
     (tmp_path / "none.csv").write_text("l,t,a\n")
     data = opened(tmp_path, schema, text, eval_data=str(tmp_path / "none.csv"), **limits)
     with pytest.raises(InputError, match=r"none.csv: expected rows to evaluate on, got none \(no lines\)"):
