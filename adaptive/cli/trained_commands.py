@@ -1,11 +1,9 @@
 """`adaptive-train eval`, `predict`, `export`: commands that read runs."""
 
 import sys
-from contextlib import nullcontext
 
 from adaptive.cli import command_options as options
 from adaptive.cli.flags import given_sets
-from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import own_stdout, print_result
 from adaptive.system import loading_libraries
 
@@ -14,29 +12,20 @@ def evaluate(
     run: options.RunArgument,
     data: options.EvalData = None,
     group_by: options.GroupBy = None,
-    ranks: options.Ranks = None,
     sets: options.ReadingSets = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Evaluate the saved weights of a run.
 
-    Works in any folder. Rows in files stay in files. With --ranks, the numbers are those of one process.
+    Works in any folder. Rows in files stay in files.
     """
     settings = given_sets(sets)
-    config = settings_for_ranks(run, ranks)
-    if ranks is not None:
-        refuse_within_ranks()
-        launch_ranks(ranks)
     with loading_libraries():
         from adaptive.training.runs import evaluate_run
-        from adaptive.training.runs.distributed import launched_peers
 
-    with own_stdout(), nullcontext() if config is None else launched_peers(config) as peers:
-        is_first = peers is None or peers.is_first
-        stream = sys.stderr if is_first else None
-        result = evaluate_run(run, data=data, group_by=group_by, settings=settings, stream=stream, peers=peers)
-    if is_first:
-        print_result(result, as_json=as_json)
+    with own_stdout():
+        result = evaluate_run(run, data=data, group_by=group_by, settings=settings, stream=sys.stderr)
+    print_result(result, as_json=as_json)
 
 
 def predict(

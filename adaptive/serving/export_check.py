@@ -24,7 +24,7 @@ from adaptive.errors import ConfigError, OutputError
 from adaptive.serving import scoring
 from adaptive.serving.sample_values import DenseFacts, FeatureFacts
 from adaptive.training.components import torch_settings
-from adaptive.training.runs.loading import LoadedRun, data_of, evaluation_batches
+from adaptive.training.runs.loading import LoadedRun, data_of
 
 ROWS: Final = 1000
 CLOSE: Final = 1e-5  # float32 sums in another order differ by less
@@ -61,7 +61,7 @@ def check_export(
     model = scoring.load(folder)
     values_of, count, largest = _values_of(model, dataset.raw_values), 0, 0.0
     with torch.no_grad(), torch_settings(run.config), run.embeddings.rows.read_as(convert):
-        for batch in _first(evaluation_batches(run, dataset)):
+        for batch in _first(dataset.evaluation(run.config.eval_batch_size)):
             values = values_of(batch)
             scores = next(run.predict([batch]))
             vectors = list(run.embeddings(run.embeddings.read(batch)).values())

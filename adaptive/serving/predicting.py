@@ -15,7 +15,7 @@ from adaptive.batch import Batch
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.durable import replace_file
 from adaptive.training.components import torch_settings
-from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, data_of, evaluation_batches, load_with
+from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, Settings, data_of, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
 Scores = Iterable[NDArray[np.float32]]
@@ -60,7 +60,7 @@ def predict_run(
     with load_with(Path(run_directory), {**strict, **settings}) as run:
         _refuse_drawn(run, data)
         dataset = data_of(run, data, may_lack_labels=True)
-        mean, batches, passed = _Mean(), evaluation_batches(run, dataset), None
+        mean, batches, passed = _Mean(), dataset.evaluation(run.config.eval_batch_size), None
         if columns:
             passed = Passed(columns, dataset.raw_values(columns))
             batches = passed.noting(batches)

@@ -290,13 +290,8 @@ Load = Callable[[Path], Checkpoint]
 """Loads a checkpoint; with several processes, raises on all if it is damaged for one."""
 
 
-def load_in_files(path: Path) -> Checkpoint:
-    """Load a checkpoint of which large arrays of rows stay in their files."""
-    return load_checkpoint(path)
-
-
 def load_whole(
-    directory: Path, names: Sequence[str] | None = None, load: Load = load_in_files
+    directory: Path, names: Sequence[str] | None = None, load: Load = load_checkpoint
 ) -> tuple[Path, Checkpoint, dict[Path, str]]:
     """Return the newest undamaged checkpoint, its path, and errors of newer damaged ones.
 
@@ -318,27 +313,21 @@ def load_whole(
     raise first or CheckpointError(f"{directory / WEIGHTS}: expected a checkpoint, got none")
 
 
-def load_best(
-    directory: Path, of_first: Callable[[str], str] = lambda name: name, load: Load = load_in_files
-) -> tuple[Path, Checkpoint]:
+def load_best(directory: Path) -> tuple[Path, Checkpoint]:
     """Return the path and content of the best evaluation's checkpoint if stored, else of the newest.
 
-    Large arrays of rows stay in their files. The run may be in progress. `of_first` returns the name that the first of
-    several processes has chosen: others may see fewer files on a shared file system.
+    Large arrays of rows stay in their files. The run may be in progress.
 
     Raises:
         CheckpointError: if there is none or it is damaged; names the file.
     """
 
-    def choose() -> Path:
-        return directory / of_first((best_checkpoint(directory) or newest_checkpoint(directory)).name)
-
     while True:
         try:
-            path = choose()
-            return path, load(path)
+            path = best_checkpoint(directory) or newest_checkpoint(directory)
+            return path, load_checkpoint(path)
         except FileNotFoundError as error:
             raise CheckpointError(f"{directory}: expected a run directory, got an error: {error.strerror}") from error
         except CheckpointError:
-            if choose() == path:
+            if (best_checkpoint(directory) or newest_checkpoint(directory)) == path:
                 raise  # otherwise it was replaced while it was read: try the next one

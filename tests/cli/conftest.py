@@ -62,7 +62,7 @@ class FakeTrainer:
     def plan_run(self, config: TrainConfig) -> dict[str, Any]:
         return self._answer("plan", config)
 
-    def evaluate_run(self, run_dir: Path, *, stream: TextIO, peers: Any, **reading: Any) -> dict[str, Any]:
+    def evaluate_run(self, run_dir: Path, *, stream: TextIO, **reading: Any) -> dict[str, Any]:
         print("evaluating", file=stream)
         return self._answer("eval", (run_dir, reading))
 

@@ -16,7 +16,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.distributed.peers import Peers
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.storage.checkpoint import Checkpoint, Checkpoints, Load, load_checkpoint, load_whole, write_shard
+from adaptive.storage.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_whole, write_shard
 from adaptive.storage.durable import write_failed
 from adaptive.storage.run_directory import LOCK, RunDirectory, newest_first
 from adaptive.system import StopRequest, is_rank
@@ -182,11 +182,6 @@ def _load_together(path: Path, peers: Peers) -> Checkpoint:
             raise CheckpointError(wrong or f"{peers.names[rank]}: {text}")
     assert checkpoint is not None
     return checkpoint
-
-
-def readers_of(peers: Peers) -> tuple[Callable[[str], str], Load]:
-    """Arguments with which all ranks call `load_best`."""
-    return lambda name: str(peers.rows.gather_facts(name, "name")[0]), partial(_load_together, peers=peers)
 
 
 def load_whole_together(directory: Path, peers: Peers) -> tuple[Path, Checkpoint, dict[Path, str]]:

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO, cast
@@ -17,7 +17,6 @@ from adaptive.batch import Batch
 from adaptive.config import TierConfig, TrainConfig, explain
 from adaptive.data.dataset import Dataset, DataShape, mapping_of, shape_of
 from adaptive.data.rows.dense_scales import SCALES
-from adaptive.distributed.peers import Peers
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
 from adaptive.plugins import refuse_unnamed
@@ -25,9 +24,8 @@ from adaptive.storage.checkpoint import load_best
 from adaptive.storage.run_directory import RECORD, read_record
 from adaptive.training.components import Components, build, open_data, torch_settings
 from adaptive.training.evaluation import corrected, evaluate, predict
-from adaptive.training.runs.distributed import readers_of, reporting_errors, versions
 from adaptive.training.runs.run import group_feature, one_class_text, quality_numbers
-from adaptive.training.runs.run_record import FOLDER, Json, check_same_data, config_of, recorded_shape, resolve_paths
+from adaptive.training.runs.run_record import Json, check_same_data, config_of, recorded_shape, resolve_paths
 from adaptive.training.runs.state import restore_weights
 from adaptive.training.telemetry.jsonl import plain
 from adaptive.training.telemetry.progress import Progress
@@ -145,26 +143,20 @@ def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | N
     return _load(Path(path), lambda config: config.model_copy(update=changed), model)
 
 
-def load_with(path: Path, settings: Settings, peers: Peers | None = None) -> LoadedRun:
-    """`load_run` with changed settings, on all ranks; ConfigError for other keys."""
-    return _load(path, lambda config: _changed(config, settings), settings.get("model"), peers)
+def load_with(path: Path, settings: Settings) -> LoadedRun:
+    """`load_run` with changed settings; ConfigError for other keys."""
+    return _load(path, lambda config: _changed(config, settings), settings.get("model"))
 
 
-def _load(
-    path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None, peers: Peers | None = None
-) -> LoadedRun:
+def _load(path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None) -> LoadedRun:
     """`model`: the code that the caller named, or None."""
     record = read_record(path)
     config = change(_for_reading(with_vocabulary(resolve_paths(config_of(record, path), record), path)))
     option = f"--set model={shlex.quote(config.model)}, or load_run(RUN, model=...) in Python"
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=option)
-    where, checkpoint = load_best(path) if peers is None else load_best(path, *readers_of(peers))
+    where, checkpoint = load_best(path)
     shape = recorded_shape(record, path)
-    if peers is not None:
-        settings = config.model_dump(mode="json", exclude={"out"})
-        facts = {"settings": settings, "checkpoint": where.name, "steps": checkpoint.meta["steps"]}
-        peers.require_equal({**facts, "versions": versions()})
-    components = build(config, shape, peers=peers)
+    components = build(config, shape)
     try:
         restore_weights(components, checkpoint, where=where)
     except BaseException:
@@ -221,7 +213,6 @@ def evaluate_run(
     group_by: str | None = None,
     settings: Settings = NO_SETTINGS,
     stream: TextIO | None = None,
-    peers: Peers | None = None,
 ) -> dict[str, Any]:
     """Evaluate the weights of a run (as `load_run` chooses them) on its evaluation data.
 
@@ -233,28 +224,19 @@ def evaluate_run(
         group_by: a feature with one value per sample, such as the user: adds GAUC over its values.
         settings: dotted keys of `READABLE` -> values that replace those of the run.
         stream: for the result, usually stderr.
-        peers: evaluate together, each with its own call, a part of the rows and some of the batches. All see the
-            directory and the data, and return the result of a single process with as many threads as one of them.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
         ConfigError: for other settings, or an unknown feature.
         InputError: if the data are not those of the run, have no evaluation part, or have samples without a label.
     """
-    with reporting_errors(peers), load_with(Path(run_directory), settings, peers) as run:
+    with load_with(Path(run_directory), settings) as run:
         position = group_feature(group_by, [feature.name for feature in run.shape.features], "--group-by")
         dataset = data_of(run, data)
-        if peers is not None:
-            peers.require_equal({"group_by": group_by, "data": dataset.fingerprint()})
         with torch_settings(run.config):
-            batches = evaluation_batches(run, dataset)
-            evaluation = evaluate(
-                run.embeddings,
-                run.model,
-                batches,
-                by=position,
-                keep_negatives=run.shape.keep_negatives,
-            )
+            batches = dataset.evaluation(run.config.eval_batch_size)
+            keep_negatives = run.shape.keep_negatives
+            evaluation = evaluate(run.embeddings, run.model, batches, by=position, keep_negatives=keep_negatives)
     if not evaluation.samples:
         raise InputError(
             f"expected data with an evaluation part, got {data or run.config.data} ({run.path}). Pass other data with "
@@ -269,10 +251,6 @@ def evaluate_run(
     if data is not None:
         facts["data"] = data
     return {**facts, **quality_numbers(evaluation)}
-
-
-def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:
-    return dataset.evaluation(run.config.eval_batch_size)
 
 
 def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) -> Dataset:
@@ -299,16 +277,7 @@ def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) 
         raise InputError(
             f"expected the scales of dense inputs in {folder / SCALES}, got none ({run.path}). Restore that file"
         )
-    try:
-        dataset = open_data(config)
-    except (ConfigError, InputError) as error:
-        home = run.record.get(FOLDER)
-        if not home or str(home) not in str(error):
-            raise
-        raise type(error)(
-            f"{error}\nRelative paths of {run.path} start from {home}, where it was trained. If files have moved, pass "
-            "--data SPEC and --set data.schema_path=FILE"
-        ) from error
+    dataset = open_data(config)
     if spec is None:
         check_same_data(run.path, run.record, dataset)
         return dataset
@@ -351,21 +320,10 @@ def _check_shape(run: LoadedRun, shape: DataShape) -> None:
     shape = replace(shape, key_rules=trained.key_rules, keep_negatives=trained.keep_negatives)
     if not (shape.dense_names and trained.dense_names):  # not every format names its dense inputs
         shape = replace(shape, dense_names=trained.dense_names)
-    if shape != trained:
-        expected, got = _shape_texts(trained, shape)
-        raise InputError(f"expected data that fit the tables of {run.path} ({expected}), got {got}")
-
-
-def _shape_texts(trained: DataShape, other: DataShape) -> list[str]:
-    """The first difference, as a text for each of both."""
-    for features in zip(trained.features, other.features, strict=False):
-        if features[0] != features[1]:
-            return [f"feature {feature.name} of {feature.num_embeddings} rows" for feature in features]
-    shapes = trained, other
-    if trained.dense_names != other.dense_names:
-        return [f"dense inputs in the order {', '.join(shape.dense_names)}" for shape in shapes]
-    return [
-        f"{len(shape.features)} features, {shape.num_dense} dense inputs, {shape.steps} step(s) and tables "
-        f"{', '.join(dict.fromkeys(shape.tables))}"
-        for shape in shapes
-    ]
+    for field in fields(shape):
+        expected, got = getattr(trained, field.name), getattr(shape, field.name)
+        if expected == got:
+            continue
+        if isinstance(got, tuple) and len(got) == len(expected):
+            expected, got = next(pair for pair in zip(expected, got, strict=True) if pair[0] != pair[1])
+        raise InputError(f"expected data that fit the tables of {run.path} ({field.name}: {expected}), got {got}")

@@ -1,7 +1,6 @@
 """Resume a run from its newest checkpoint; `auto_resume_run` starts it if there is none."""
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -256,13 +255,7 @@ def _drop_records(
     place = reached.place
     was_interrupted = place.evaluated != place.total and not was_finished(record, checkpoint.meta["steps"])
     repeats = place.is_evaluated_next(config.steps) or was_interrupted
-    written = reached.metrics or 0
     try:
-        if os.path.lexists(directory.metrics) and (size := directory.metrics.stat().st_size) < written:
-            raise CheckpointError(
-                f"expected {written} bytes or more, got {size} ({directory.metrics}). The file is cut; the weights are "
-                "whole. To resume without these records, move the file away"
-            )
         return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=repeats)
     except InputError as error:
         raise CheckpointError(f"{error}. To resume without these records, move the file away") from error

@@ -25,24 +25,12 @@ def data_entries(dataset: Dataset) -> Json:
     return {FOLDER: os.getcwd(), SHAPE: TypeAdapter(DataShape).dump_python(shape_of(dataset), mode="json")}
 
 
-MOST_DENSE = 1 << 24  # dense inputs of a sample: more would be a damaged record, whose layers fill the memory
-
-
 def recorded_shape(record: Json, path: Path) -> DataShape:
     """The shape of a run's data; CheckpointError if it is missing or invalid."""
     try:
-        shape = TypeAdapter(DataShape).validate_python(record.get(SHAPE))
+        return TypeAdapter(DataShape).validate_python(record.get(SHAPE))
     except ValidationError as error:
         raise CheckpointError(f"{error.errors()[0]['msg']} ({path / 'run.json'}: {SHAPE})") from error
-    sizes = len(shape.features), shape.num_dense
-    possible = 1 <= sizes[0] == len(shape.tables) and 0 <= sizes[1] < MOST_DENSE and shape.steps >= 1
-    if not possible or any(size % shape.steps for size in sizes):
-        raise CheckpointError(
-            f"expected one table per feature, at least one, fewer than {MOST_DENSE:,} dense inputs, and steps that "
-            f"divide both numbers, got {len(shape.tables)} tables, {sizes[0]} features, {sizes[1]:,} dense inputs and "
-            f"{shape.steps} steps ({path / 'run.json'}: {SHAPE}). Use a copy of the run directory."
-        )
-    return shape
 
 
 def resolve_paths(config: TrainConfig, record: Json) -> TrainConfig:

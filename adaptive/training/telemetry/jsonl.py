@@ -104,10 +104,6 @@ class MetricsFile:
         self._whole = content.rfind(b"\n") + 1
         return self._whole
 
-    def written(self) -> int:
-        """Return the bytes of the file so far."""
-        return self._whole or 0
-
 
 def to_line(record: Record) -> bytes:
     """One record as a line of JSON, newline included."""

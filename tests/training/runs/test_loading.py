@@ -140,8 +140,6 @@ def test_data_are_looked_for_where_the_run_was_made(elsewhere: Path, monkeypatch
     with pytest.raises(InputError) as error:
         evaluate_run(path)
     assert f"{home}/train.csv: expected a file" in str(error.value)
-    assert f"Relative paths of {path} start from {home}, where it was trained." in str(error.value)
-    assert "--data SPEC" in str(error.value)
 
 
 def test_the_same_files_elsewhere_are_the_same_data(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +173,10 @@ def test_other_data_are_evaluated_whole_and_mapped_as_in_the_run(
 def test_data_that_do_not_fit_are_told(elsewhere: Path) -> None:
     path = trained(Path.cwd())
     write_csv(Path("new.csv"), lines(20))
-    with pytest.raises(InputError, match=r"feature user of 51 rows\), got feature user of 52 rows"):
+    with pytest.raises(InputError, match=r"features: .*user.*51.*, got .*user.*52"):
         evaluate_run(path, data="new.csv", settings={"data.out_of_range": "oov"})
     write_criteo(Path("criteo.txt"))
-    with pytest.raises(InputError, match=r"feature first of \d+ rows\), got feature C1 of 101 rows"):
+    with pytest.raises(InputError, match=r"features: .*first.*, got .*C1.*101"):
         evaluate_run(path, data="criteo:criteo.txt", settings={"data.schema_path": None, "data.hash_rows": 100})
 
 
