@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         SkipRule,
         TierView,
     )
-    from adaptive.studies.policy_checks import check_policy, check_rule
+    from adaptive.studies.policy_checks import check_policy
     from adaptive.training.evaluation import Evaluation, evaluate
     from adaptive.training.runs.loading import LoadedRun, load_run
     from adaptive.training.telemetry.recording import Recording
@@ -59,7 +59,7 @@ _PUBLIC_NAMES = {
     "models.model_settings": "DLRMConfig TBSMConfig",
     "optim": "Adagrad Adam FTRL RowOptimizer RowwiseAdagrad SGD",
     "policy": "ByRow Calibrates Follows InputPolicy InputRule NEVER Policy RowStats SATURATED SkipRule TierView",
-    "studies.policy_checks": "check_policy check_rule",
+    "studies.policy_checks": "check_policy",
     "training.evaluation": "Evaluation evaluate",
     "training.runs.loading": "LoadedRun load_run",
     "training.telemetry.recording": "Recording",
@@ -113,7 +113,6 @@ __all__ = [
     "TieredEmbeddingBag",
     "TrainConfig",
     "check_policy",
-    "check_rule",
     "concatenate",
     "evaluate",
     "load_run",

@@ -212,8 +212,14 @@ def is_rule(spec: str) -> bool:
     return True
 
 
-def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
-    """Create a skip rule from a class or a name with parameters, such as `defer+at_most=8`.
+def parse_rule(spec: str) -> tuple[type[SkipRule], dict[str, str]]:
+    """Load the class of a rule with parameters, such as `defer+at_most=8`, and split off its parameters as text."""
+    name, *texts = PARAMETER.split(spec)
+    return load_rule_class(name), {key: value for key, _, value in (text.partition("=") for text in texts)}
+
+
+def make_rule(spec: str | type[SkipRule] | SkipRule, options: Options | None = None) -> SkipRule:
+    """Create a skip rule from a class with `options`, or from a name with parameters, such as `defer+at_most=8`.
 
     An instance is checked and returned.
 
@@ -222,12 +228,8 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
     """
     if isinstance(spec, SkipRule):
         return _checked_rule(spec)
-    options: dict[str, Any] = {}
-    if isinstance(spec, str):
-        name, *texts = PARAMETER.split(spec)
-        options = {key: value for key, _, value in (text.partition("=") for text in texts)}
-        spec = load_rule_class(name)
-    return _checked_rule(_create(spec, options, "skip rule"))
+    cls, parameters = parse_rule(spec) if isinstance(spec, str) else (spec, options or {})
+    return _checked_rule(_create(cls, parameters, "skip rule"))
 
 
 def _create(cls: type[PlugIn], options: Options, kind: str) -> PlugIn:

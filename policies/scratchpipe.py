@@ -20,7 +20,7 @@ class ScratchPipe(Policy):
     """
 
     def __init__(self, *, window: int = 16) -> None:
-        check_range(0, window=window)
+        check_range(1, window=window)
         self.window = window
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:

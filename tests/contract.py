@@ -136,7 +136,7 @@ OTHERS: list[type[Policy]] = [
 POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     *((cls, {}) for cls in BUILT_INS + OTHERS),
     (LFU, {"half_life": 20}),
-    (ScratchPipe, {"window": 0}),
+    (ScratchPipe, {"window": 1}),
     (Carrying, {"spec": "defer+at_most=3+warmup=0"}),
     (Carrying, {"spec": "support.skip_rules:Waits+most=3"}),
     (Carrying, {"spec": "predicted+warmup=2+factor=2"}),

@@ -1,17 +1,15 @@
-"""Made-up rows, batches and tiers for the checks, and `Subject`, the policy under test."""
+"""Made-up rows, batches and tiers for the checks of policies."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.plugins import Options, make_policy
-from adaptive.policy import NEVER, SATURATED, Policy, RowStats
+from adaptive.policy import NEVER, SATURATED, RowStats
 
 TABLE_ROWS = (1000, 40, 7)  # one table per feature
 STARTS = np.array([0, 1000, 1040, 1047], np.int64)
@@ -19,14 +17,14 @@ BATCH_SIZE = 16
 
 
 def made_up_stats(size: int, step: int = 700) -> RowStats:
-    """Return made-up candidates with every special value; the arrays are read-only."""
+    """Return made-up candidates with every special value."""
     random = np.random.default_rng(size + step)
     last_access = random.integers(-1, step + 1, size)
     next_access = np.where(random.random(size) < 0.5, NEVER, step + random.integers(1, 64, size))
     rows = random.choice(STARTS[-1], size, replace=False)
     update_size = random.random(size, np.float32) ** 4
     update_size[random.random(size) < 0.3] = np.nan
-    stats = RowStats(
+    return RowStats(
         step=step,
         rows=rows,
         table=(np.searchsorted(STARTS, rows, "right") - 1).astype(np.int32),
@@ -38,29 +36,6 @@ def made_up_stats(size: int, step: int = 700) -> RowStats:
         saturated=update_size < SATURATED,
         resident=random.random(size) < 0.5,
     )
-    for value in vars(stats).values():
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False
-    return stats
-
-
-class NotedStats(RowStats):
-    """Candidates that record which of their columns are read."""
-
-    def __init__(self, stats: RowStats) -> None:
-        super().__init__(**{name: getattr(stats, name) for name in (item.name for item in fields(stats))})
-        object.__setattr__(self, "read", set())
-
-    def __getattribute__(self, name: str) -> Any:
-        if name != "read" and "read" in object.__getattribute__(self, "__dict__"):
-            self.read.add(name)
-        return object.__getattribute__(self, name)
-
-    read: set[str]
-
-
-def a_sample() -> list[Batch]:
-    return list(made_up_batches(6))
 
 
 def made_up_batches(num: int | None) -> Iterator[Batch]:
@@ -120,30 +95,6 @@ class MadeUpView:
 
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.equal(rows % 10, 0)
-
-
-class BrokenError(Exception):
-    """The policy breaks the contract; the message says how."""
-
-
-class DoubtError(Exception):
-    """The policy keeps the contract, but probably not its author's intent."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The class and the parameters of a policy under test."""
-
-    cls: type[Policy]
-    options: Options
-
-    def make(self, options: Options | None = None) -> Policy:
-        """Create a policy with its parameters, or with other ones.
-
-        Raises:
-            PolicyError: if it rejects them.
-        """
-        return make_policy(self.cls, self.options if options is None else options)
 
 
 def follow(caller: PolicyCaller, number: int, rows: NDArray[np.int64], view: MadeUpView) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import BUILT_INS
-from support.example_policies import RECSHARD, S3FIFO
 
 from adaptive.errors import PolicyError
 from adaptive.plugins import installed_rules, load_rule_class, make_policy, make_rule
@@ -18,27 +17,17 @@ from adaptive.policy import Policy, SkipRule
     [
         ("lru", {"window": 3}, "policy LRU has no parameter window; it has: none"),
         ("lfu", {"half_life": 0}, "half_life=0.0: expected more than 0 batches"),
-        ("lfu", {"half_life": "soon"}, "half_life='soon'"),
-        ("adaptive.policies.scratchpipe:ScratchPipe", {"window": -1}, "window=-1: expected at least 0"),
-        (S3FIFO, {"small": 0}, "small=0.0: expected a share above 0 and below 1"),
-        (S3FIFO, {"small": 1}, "small=1.0: expected a share above 0 and below 1"),
-        (RECSHARD, {"steps": 0}, "steps=0: expected at least 1"),
+        ("lfu", {"half_life": "soon"}, "half_life: expected a valid number, got 'soon'"),
+        ("adaptive.policies.scratchpipe:ScratchPipe", {"window": 0}, "window=0: expected at least 1"),
         ("random_drop", {"share": 1}, "share=1.0: expected at least 0 and less than 1"),
-        ("random_drop", {"seed": -1}, "seed=-1: expected at least 0"),
         ("slipstream", {"skip": "defer"}, "policy Slipstream has no parameter skip; it has: none"),
         ("fae", {"rate": 0}, "rate=0: expected at least 1, at most 100"),
-        ("fae", {"block": 0}, "block=0: expected at least 1"),
         ("fae", {"held_back": 1}, "held_back=1: expected one input in 2 or more, or 0: none"),
-        ("fae", {"measure_every": 0}, "measure_every=0"),
-        ("fae", {"spool_bytes": 0}, "spool_bytes=0"),
-        ("fae", {"select": "best"}, "select='best'"),
-        ("hotline", {"learn": 0}, "learn=0"),
+        ("fae", {"select": "best"}, "select: expected 'threshold' or 'top', got 'best'"),
         ("hotline", {"capacity": 0}, "capacity=0.0: expected more than 0, at most 1"),
         ("hotline", {"learn": "0%"}, "learn=0%"),
-        ("hotline", {"learn": "101%"}, "learn=101%"),
         ("hotline", {"learn": "much"}, "learn=much"),
-        ("hotline", {"learn": "7.5"}, "learn=7.5"),
-        ("hotline", {"logger": "lru"}, "logger='lru'"),
+        ("hotline", {"logger": "lru"}, "logger: expected 'exact' or 'srrip', got 'lru'"),
         ("hotline", {"logger_bytes": 1 << 20}, "logger_bytes=1048576: expected logger=srrip with it"),
         ("hotline", {"logger": "srrip", "logger_bytes": 7}, "logger_bytes=7: expected at least 8"),
     ],
@@ -58,7 +47,7 @@ def test_settings_of_policies(name: str, options: dict[str, Any], message: str) 
         ),
         ("adaptive.policies.lru:LRU", "has no class LRU derived from adaptive.SkipRule"),
         ("defer+bond=1", "skip rule Defer has no parameter bond; it has: at_most, warmup"),
-        ("defer+at_most=much", "skip rule Defer: at_most='much'"),
+        ("defer+at_most=much", "skip rule Defer: at_most: expected a valid integer, got 'much'"),
         ("defer+at_most=256", "at_most=256: expected at least 1, at most 255"),
     ],
 )

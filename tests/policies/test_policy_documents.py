@@ -14,7 +14,7 @@ from support.builders import kept_batches, skewed_batches
 import adaptive
 from adaptive.plugins import installed_rules, load_rule_class, make_rule
 from adaptive.policy import InputRule
-from adaptive.studies.policy_checks import check_policy, check_rule
+from adaptive.studies.policy_checks import check_policy
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "policies/README.md").read_text()
@@ -34,7 +34,7 @@ def test_the_readmes_policy_and_rule_pass_their_checks(tmp_path: Path) -> None:
     assert (class_lines(policy, "RecentAndFrequent"), class_lines(rule, "EveryFourth")) == (6, 5)
     path = tmp_path / "mine.py"
     path.write_text(policy + rule)
-    results = [*check_policy(f"{path}:RecentAndFrequent"), *check_rule(f"{path}:EveryFourth")]
+    results = [*check_policy(f"{path}:RecentAndFrequent"), *check_policy(f"{path}:EveryFourth")]
     assert [result for result in results if not result.passed] == []
 
 
@@ -42,7 +42,7 @@ def test_the_tutorials_input_rule_has_eight_lines_and_passes(tmp_path: Path) -> 
     (rule,) = (code for code in re.findall(r"```python\n(.*?)```", TUTORIAL, re.S) if "InputRule" in code)
     assert class_lines(rule, "FewerNegatives") == 8
     (tmp_path / "fewer.py").write_text(rule)
-    assert [result for result in check_rule(f"{tmp_path}/fewer.py:FewerNegatives") if not result.passed] == []
+    assert [result for result in check_policy(f"{tmp_path}/fewer.py:FewerNegatives") if not result.passed] == []
     made = make_rule(f"{tmp_path}/fewer.py:FewerNegatives")
     assert isinstance(made, InputRule)
     kept = kept_batches(made, skewed_batches())
