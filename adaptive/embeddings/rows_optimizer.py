@@ -8,7 +8,7 @@ Rows are not parameters, so `torch.amp.GradScaler` works on a stand-in for them.
 a gradient of the rows is not finite. `unscale_` divides it by the scale as it would divide gradients, and the gradients
 of rows are multiplied by the result before they are used. The scaler's `step` leaves its scale and its finding in
 `grad_scale` and `found_inf`, as for torch's fused optimizers: the kernels read the finding on the device, and no number
-is fetched. Rows that are on the host, hot or in ordinary memory need it at once. Without a scaler, none of this is
+is fetched. Rows that are on the host or in ordinary memory need it at once. Without a scaler, none of this is
 computed.
 """
 

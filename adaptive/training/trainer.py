@@ -15,9 +15,9 @@ Changes of buffers in a forward pass (running statistics) are undone if the batc
 
 Loss and gradients must be finite before anything changes. On a GPU the host does not wait to see it: a flag on the
 device stops all changes, and the host looks two steps later (`flagged_steps`). A step waits once, between the backward
-pass and the update, where the flag cannot be read: on a CPU, among several processes, if rows are updated on the host
-or hot, with dense optimizers that are not fused, and in `step` outside of `train`. A step that need not wait is
-launched as one CUDA graph if its batch has the size of most (`dense_graph`).
+pass and the update, where the flag cannot be read: on a CPU, among several processes, if rows are updated on the host,
+with dense optimizers that are not fused, and in `step` outside of `train`. A step that need not wait is launched as one
+CUDA graph if its batch has the size of most (`dense_graph`).
 
 The update of dense weights must not fail halfway: torch's optimizers cannot undo a step, so running out of memory in
 the middle would leave some weights changed. Its memory is therefore allocated before, while nothing has changed.

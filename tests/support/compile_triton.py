@@ -125,7 +125,7 @@ def row_forms(width: int) -> Iterator[Form]:
         yield hot_kernel, hot | {"SCALED": scaled}
     yield chunks_kernel, hot
     for squares, scaled in product(sorted({0, 1, width, width + 1}), flags):
-        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled}
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "FLAGGED": not scaled}
     for state in states(width).values():
         yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}
     yield decay_kernel, shape | {"STOCHASTIC": False, "FLAGGED": True}

@@ -86,7 +86,7 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         update(*table, torch.zeros(1, num), hot=hot, found_inf=flag)
         sums, squares = torch.zeros(5000, width), torch.zeros(5000, squares_width)
         pending = torch.zeros(5000, dtype=torch.bool)
-        accumulate(rows, segments, vectors, none, gradients, sums, squares, pending, hot=hot)
+        accumulate(rows, segments, vectors, none, gradients, sums, squares, pending, hot=hot, found_inf=flag)
         for factor in (0.99, 1.0, 0.0):
             decay(weights, rows, factor, found_inf=flag)
         copy_rows(weights, state, rows, weights, state, rows)

@@ -34,6 +34,8 @@ DENSE = {
     "adam": lambda weights: torch.optim.Adam(weights, lr=0.01, fused=True),
     "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.05, fused=True),
 }
+# Sums of gradients, of one to three visits.
+SUMMED = {"skip": {"rule": "support.skip_rules:Waits", "interval": 2, "min_accesses": 1}}
 
 
 def parts_on(device: str = "cpu-torch", dense: str = "adam", **changed: Any) -> Components:
@@ -68,9 +70,13 @@ def stopped(parts: Components, toy: ToyData, depth: int, good_steps: int, messag
 
 
 @pytest.mark.parametrize("dense", DENSE)
-@pytest.mark.parametrize(("depth", "good_steps"), [(0, 0), (1, 9), (2, 19), (3, 18), (4, 0)])
-def test_a_bad_loss_stops_all_changes(dense: str, depth: int, good_steps: int) -> None:
-    parts = parts_on(dense=dense)
+@pytest.mark.parametrize(
+    ("depth", "good_steps", "changed"),
+    [(0, 0, {}), (1, 9, {}), (2, 19, {}), (3, 18, {}), (4, 0, {}), (0, 9, SUMMED), (3, 10, SUMMED), (4, 11, SUMMED)],
+)
+def test_a_bad_loss_stops_all_changes(dense: str, depth: int, good_steps: int, changed: dict[str, Any]) -> None:
+    """Three steps in a row meet sums of gradients that begin, grow, and end."""
+    parts = parts_on(dense=dense, **changed)
     assert may_be_flagged(parts.embeddings, parts.optimizer)
     place = 32 * good_steps + 7
     message = (
@@ -78,6 +84,8 @@ def test_a_bad_loss_stops_all_changes(dense: str, depth: int, good_steps: int) -
         rf"{'a' if place < 100 else '[a-z]'}\.tsv:\d+; the batch is 32 samples from .*; nothing was updated"
     )
     stopped(parts, ToyData(spoil={place: math.nan}), depth, good_steps, message)
+    sums = parts.embeddings.rows.state_arrays().get("rows0.hot.sums")
+    assert sums is None if not changed else len(sums) > 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -178,11 +186,13 @@ class Records:
         return
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, waits: bool, log_every: int) -> tuple[dict[str, Any], list[Any]]:
+def recorded(
+    monkeypatch: pytest.MonkeyPatch, waits: bool, log_every: int, changed: dict[str, Any]
+) -> tuple[dict[str, Any], list[Any]]:
     with monkeypatch.context() as patch:
         if waits:
             patch.setattr(adaptive.training.trainer, "may_be_flagged", lambda *given: False)
-        parts, records, rates = parts_on(), Records(), list[int]()
+        parts, records, rates = parts_on(**changed), Records(), list[int]()
         recorder = Recorder(parts.embeddings, [records], log_every=log_every, now=lambda: 0.0, cpu_now=lambda: 0.0)
         trainer_of(parts, recorder=recorder, set_rates=rates.append).train(ToyData().train(32), depth=3)
     assert rates == list(range(20))
@@ -194,9 +204,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch, waits: bool, log_every: int) -> tu
     return everything(parts), numbers
 
 
-@pytest.mark.parametrize("log_every", [1, 3, 20, 50])
-def test_values_and_records_are_those_of_steps_that_wait(monkeypatch: pytest.MonkeyPatch, log_every: int) -> None:
-    (values, records), (expected, others) = (recorded(monkeypatch, waits, log_every) for waits in (False, True))
+@pytest.mark.parametrize(
+    ("log_every", "changed"), [(1, {}), (3, {}), (20, {}), (50, {}), (3, SUMMED), (3, {"skip": {"rule": "predicted"}})]
+)
+def test_values_and_records_are_those_of_steps_that_wait(
+    monkeypatch: pytest.MonkeyPatch, log_every: int, changed: dict[str, Any]
+) -> None:
+    found, wanted = (recorded(monkeypatch, waits, log_every, changed) for waits in (False, True))
+    (values, records), (expected, others) = found, wanted
     assert_equal(values, expected)
     assert records == others and len(records) == -(-20 // log_every)
 
@@ -244,9 +259,9 @@ def clock_fixture() -> Iterator[Clock]:
         yield clock
 
 
-@pytest.mark.parametrize("dense", DENSE)
-def test_no_step_waits(clock: Clock, dense: str) -> None:
-    parts = parts_on(dense=dense)
+@pytest.mark.parametrize(("dense", "changed"), [*((dense, {}) for dense in DENSE), ("adam", SUMMED)])
+def test_no_step_waits(clock: Clock, dense: str, changed: dict[str, Any]) -> None:
+    parts = parts_on(dense=dense, **changed)
     trainer = trainer_of(parts, recorder=Recorder(parts.embeddings, log_every=3))
     trainer.step = clock.counted(trainer.step)  # type: ignore[method-assign]
     assert trainer.train(ToyData().train(32), depth=4) == 20
@@ -267,12 +282,11 @@ def test_looking_one_step_earlier_would_wait(clock: Clock) -> None:
     [
         ("cpu", "adam", {}),
         ("cpu-torch", "adam", {"policy": "hybrid", "tier": {"device": "cpu-torch", "device_rows": "auto"}}),
-        ("cpu-torch", "adam", {"skip": {"rule": "defer", "interval": 2, "min_accesses": 1}}),
         ("cpu-torch", "plain", {}),
     ],
 )
 def test_others_wait(clock: Clock, monkeypatch: pytest.MonkeyPatch, device: str, dense: str, changed: Any) -> None:
-    """Rows on the host, hot rows, and optimizers that read no flag."""
+    """Rows on the host, and optimizers that read no flag."""
     monkeypatch.setitem(DENSE, "plain", lambda weights: torch.optim.Adam(weights, lr=0.01))
     parts = parts_on(device, dense, **changed)
     assert not may_be_flagged(parts.embeddings, parts.optimizer)

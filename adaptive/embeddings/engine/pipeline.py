@@ -131,10 +131,9 @@ class Pipeline:
         self.mover = mover
         self.groups = tuple(tiered.group for tiered in self.tiered_groups)
         self.has_keys = any(group.has_keys for group in self.groups)
-        on_device = policy_caller.policy.misses != "host" and all(
+        self.takes_flags = policy_caller.policy.misses != "host" and all(
             tiered.device.takes_flags for tiered in self.tiered_groups
         )
-        self.takes_flags = on_device and not policy_caller.skips
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
         on_cpu = mover.device.type == "cpu"

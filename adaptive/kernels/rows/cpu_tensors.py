@@ -108,8 +108,11 @@ def accumulate(
     pending: Tensor,
     *,
     hot: Tensor,
+    found_inf: Tensor | None = None,
 ) -> None:
     """As `gpu.deferred.accumulate`; `hot` is not used."""
+    if _is_set(found_inf):
+        return
     places, ends = _below(len(sums), entries), _array(segments)
     lookups = _below(len(gradients), vectors).astype(np.int32, copy=False)
     _check_segments(ends, len(lookups))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import triton_setup
@@ -49,9 +50,12 @@ class Sums:
         self.device: list[Any] = [*rows, np.zeros(num, np.bool_)]
         self.twin: list[Any] = [array.copy() for array in self.device]
 
-    def visit(self, kernels: Kernels, entries: Any, *gradients: Any) -> None:
+    def visit(self, kernels: Kernels, entries: Any, *gradients: Any, flag: float | None = None) -> None:
         """gradients: segments, vectors, scales, gradients."""
-        run(kernels.accumulate, entries, *gradients, *self.device, hot=hot_of(gradients[0]))
+        found_inf = None if flag is None else torch.tensor(flag, device=triton_setup.DEVICE)
+        run(kernels.accumulate, entries, *gradients, *self.device, hot=hot_of(gradients[0]), found_inf=found_inf)
+        if flag:
+            return
         g = np.empty((1, self.twin[0].shape[1]), np.float32)
         deferred.accumulate(0, len(entries), (entries, *gradients), tuple(self.twin), g)
 
@@ -91,6 +95,14 @@ def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, s
         sums.visit(kernels, np.array(entries), segments, vectors, scales, gradients)
         sums.assert_same()
     np.testing.assert_array_equal(np.flatnonzero(sums.device[2]), [0, 1, 3, 4, 7, 11])
+
+
+@pytest.mark.parametrize("width", [0, 1, 17, 18])
+def test_under_a_flag_nothing_changes(kernels: Kernels, width: int) -> None:
+    rng, sums = np.random.default_rng(0), Sums(9, 17, width)
+    for flag, entries in ((0.0, [3, 1, 7]), (1.0, [7, 4, 3]), (0.0, [4, 1, 8])):
+        sums.visit(kernels, np.array(entries), *one_each(*random_rows(rng, 3, 17)), flag=flag)
+        sums.assert_same()
 
 
 @pytest.mark.parametrize("width", [1, 131])

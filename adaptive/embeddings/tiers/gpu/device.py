@@ -51,12 +51,20 @@ class TorchSums:
         self.squares = torch.full((capacity, squares_width), torch.nan, device=device)
         self.pending = torch.zeros(capacity, dtype=torch.bool, device=device)
 
-    def add(self, sums: DeviceSums, gradients: Tensor, kernels: RowKernels) -> None:
-        """Add a batch's gradients (V, D) on the current stream; sums that are applied after it end."""
+    def add(self, sums: DeviceSums, gradients: Tensor, kernels: RowKernels, found_inf: Tensor | None) -> None:
+        """Add a batch's gradients (V, D) on the current stream; sums that are applied after it end.
+
+        found_inf: as in `DeviceTier.update`.
+        """
         segments = sums.added
         lookups = segments.locations, segments.starts, segments.vectors, segments.scales
-        kernels.accumulate(*lookups, gradients, self.sums, self.squares, self.pending, hot=segments.hot)
-        self.pending.index_fill_(0, sums.applied_entries, False)
+        tables = self.sums, self.squares, self.pending
+        kernels.accumulate(*lookups, gradients, *tables, hot=segments.hot, found_inf=found_inf)
+        if found_inf is None:
+            self.pending.index_fill_(0, sums.applied_entries, False)
+        else:
+            stay = self.pending[sums.applied_entries] & (found_inf != 0)
+            self.pending.index_copy_(0, sums.applied_entries, stay)
 
     def read(self, entries: Int64s, link: ComputeLink) -> tuple[Int64s, Floats, Floats]:
         """Return what is pending for the rows with `entries` (n,) or -1; waits for the device.
@@ -228,34 +236,35 @@ class TorchDevice(DeviceTier):
         """Rows on the host are updated when this returns, rows in slots later."""
         assert device_plan is not None and (wants_norms or device_plan.sums is None)
         number, deferred, sums = plan.number, device_plan.sums, self._sums
-        if found_inf is not None:
-            assert deferred is None and not len(device_plan.row_updates.host_positions)
-            return self._update_slots(device_plan.row_updates, number, gradients, None, found_inf, wants_norms)
         update_host: Callable[..., Floats] = partial(self._host_rows.update, number=number)
-        norms = self._update(device_plan.row_updates, number, update_host, gradients, wants_norms=wants_norms)
+        update = partial(self._update, number=number, found_inf=found_inf, wants_norms=wants_norms)
+        norms = update(device_plan.row_updates, update_host, gradients, None)
         if deferred is None:
             return norms
-        self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
+        self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels, found_inf))
         update_host = partial(self._update_host_from_sums, number=number)
-        norms_of_sums = self._update(deferred.applied, number, update_host, sums.sums, sums.squares)
+        norms_of_sums = update(deferred.applied, update_host, sums.sums, sums.squares)
         return lambda: np.concatenate([norms(), norms_of_sums()], axis=1)
 
     def _update(
         self,
         row_updates: DeviceUpdates,
-        number: int,
         update_host: Callable[..., Floats],
         gradients: Tensor,
-        squares: Tensor | None = None,
-        wants_norms: bool = True,
+        squares: Tensor | None,
+        *,
+        number: int,
+        found_inf: Tensor | None,
+        wants_norms: bool,
     ) -> InFlight:
         """Update rows in slots, and on the host those that have to be updated there.
 
         `update_host` updates rows on the host, from the rows of gradients (and squares) that these need.
         """
+        assert found_inf is None or not len(row_updates.host_positions)
         tables = (gradients,) if squares is None else (gradients, squares)
         arriving = [self._to_host(row_updates.needed, table) for table in tables if len(row_updates.host_positions)]
-        norms = self._update_slots(row_updates, number, gradients, squares, wants_norms=wants_norms)
+        norms = self._update_slots(row_updates, number, gradients, squares, found_inf, wants_norms)
         if not arriving:
             return norms
         host_norms = update_host(row_updates.on_host, *(array.view() for array in arriving))
@@ -283,8 +292,8 @@ class TorchDevice(DeviceTier):
         number: int,
         gradients: Tensor,
         squares: Tensor | None,
-        found_inf: Tensor | None = None,
-        wants_norms: bool = True,
+        found_inf: Tensor | None,
+        wants_norms: bool,
     ) -> InFlight:
         to_host: Callable[[Tensor], InFlight] = self._link.to_host if wants_norms else lambda norms: _not_sent
         segments, (weights, state) = row_updates.segments, self.slots

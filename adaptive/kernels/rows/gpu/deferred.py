@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adaptive.kernels.rows.gpu.arithmetic import store_tile
+from adaptive.kernels.rows.gpu.arithmetic import store_tile, tiles_to_change
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, assert_contiguous, tile_of
 from adaptive.kernels.rows.gpu.steps import stored_mean_square
 from adaptive.kernels.rows.gpu.sums import sum_gradients, sum_hot_rows
@@ -13,13 +13,15 @@ from adaptive.kernels.rows.gpu.sums import sum_gradients, sum_hot_rows
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def accumulate_kernel(
-    entries, segments, vectors, scales, gradients, hot_sums, sums, squares, pending, scratch, num_rows, num_tiles,
+    entries, segments, vectors, scales, gradients, hot_sums, sums, squares, pending, found_inf, scratch,
+    num_rows, num_tiles,
     WIDTH: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SCALED: tl.constexpr,
+    FLAGGED: tl.constexpr,
 ):  # fmt: skip
     """Programs take tile after tile: each needs scratch for `stored_mean_square`."""
     columns = tl.arange(0, BLOCK)[None, :]
     scratch += tl.program_id(0) * (ROWS * BLOCK)
-    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), tiles_to_change(num_tiles, found_inf, FLAGGED), tl.num_programs(0)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         live = rows < num_rows
         places = tl.load(entries + rows, mask=live, other=0)[:, None]
@@ -68,6 +70,7 @@ def accumulate(
     pending: Tensor,
     *,
     hot: Tensor,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Add each row's gradient to sums[entries[u]], or start that sum; mark it pending.
 
@@ -75,7 +78,8 @@ def accumulate(
     those of its elements if S = D, then a 1 if S = D + 1 (Adam counts gradients), their mean if S = 1 (row-wise),
     nothing if S = 0.
 
-    entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool.
+    entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool. found_inf () float32: if
+    it is not 0 then, nothing changes.
     Bits as `cpu.deferred.accumulate`.
     """
     assert_contiguous(entries, segments, vectors, scales, gradients, sums, squares, pending)
@@ -90,8 +94,12 @@ def accumulate(
     scratch_size = programs * tile.rows * tile.block if squares.shape[1] == 1 else 0
     scratch = torch.empty(scratch_size, dtype=torch.float32, device=sums.device)
     accumulate_kernel[(programs,)](
-        entries, segments, vectors, scales, gradients, hot_sums, sums, squares, pending.view(torch.uint8), scratch,
-        num_rows, num_tiles, WIDTH=width, SQUARES=squares.shape[1], BLOCK=tile.block, ROWS=tile.rows,
-        SCALED=len(scales) > 0, **tile.options,
+        entries, segments, vectors, scales, gradients, hot_sums, sums, squares, pending.view(torch.uint8),
+        sums if found_inf is None else found_inf, scratch, num_rows, num_tiles, WIDTH=width, SQUARES=squares.shape[1],
+        BLOCK=tile.block, ROWS=tile.rows, SCALED=len(scales) > 0, FLAGGED=found_inf is not None, **tile.options,
     )  # fmt: skip
-    pending.index_fill_(0, entries, True)  # not by the kernel: one thread would set what others have yet to read
+    # Not by the kernel: one thread would set what others have yet to read.
+    if found_inf is None:
+        pending.index_fill_(0, entries, True)
+    else:
+        pending.index_copy_(0, entries, pending[entries] | (found_inf == 0))
