@@ -5,7 +5,6 @@ traceback. Anything else is a bug and exits with 1.
 """
 
 import atexit
-import difflib
 import errno
 import gc
 import inspect
@@ -17,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -37,14 +35,6 @@ from adaptive.system import STOPPED, is_hangup_heard
 from adaptive.training.telemetry.formatting import bytes_text
 
 DEBUG = "--debug"
-SYNONYMS = {
-    "train": "run",
-    "fit": "run",
-    "resume": "run --resume",
-    "test": "eval",
-    "score": "predict",
-    "serve": "export",
-}
 EXIT_CODES = (
     "Exit codes: 0 success, 1 bug, error in a custom model or findings of doctor --data, 2 usage or configuration, "
     "3 bad input data, 4 unusable saved weights, "
@@ -107,9 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = DEBUG in words
     show_anything()
     atexit.register(gc.freeze)  # or Python looks for garbage among a million objects of libraries once more
-    _check_working_directory()
-    _refuse_empty(words)
-    _refuse_unknown(words)
     stopped: list[int] = []
     try:
         with _terminable(stopped), listen_to_reading(_reading_begins):
@@ -141,37 +128,6 @@ def _reading_begins() -> ReportBytes:
     if is_rank() and os.environ["RANK"] != "0":
         return lambda done, total: None
     return Countdown(note, "read to count rows or fit vocabularies", text=bytes_text)
-
-
-def _check_working_directory() -> None:
-    """Exit if the working directory is gone, where torch would raise another error."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        note(f"adaptive-train: error: the working directory no longer exists ({error.strerror}). Change to another one")
-        sys.exit(2)
-
-
-def _refuse_empty(words: Sequence[str]) -> None:
-    """Exit for an empty word, which usually comes from an unset shell variable."""
-    for previous, word in pairwise(["", *words]):
-        flag = previous if previous.startswith("--") and "=" not in previous else word
-        if not word or (word.startswith("--") and word.find("=") == len(word) - 1):
-            place = f"{flag.rstrip('=')}: " if flag else ""
-            note(f"adaptive-train: error: {place}expected a value, got an empty one. Is a shell variable not set?")
-            sys.exit(2)
-
-
-def _refuse_unknown(words: Sequence[str]) -> None:
-    """Exit for an unknown command, with the most similar one."""
-    name = next((word for word in words if not word.startswith("-")), "")
-    names = [str(command.name) for command in app.registered_commands]
-    names += [str(group.name) for group in app.registered_groups]
-    if name and name not in names:
-        near = SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, names, n=1)), None)
-        hint = f"Did you mean {near}?" if near else f"Commands: {', '.join(names)}"
-        note(f"adaptive-train: error: expected a command, got {name!r}. {hint}")
-        sys.exit(2)
 
 
 def _verdict(error: Exception) -> tuple[int, str]:

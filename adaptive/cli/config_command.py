@@ -3,25 +3,18 @@
 import json
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from adaptive.cli import command_options as options
-from adaptive.cli.flags import FLAGS
+from adaptive.cli import options
+from adaptive.cli.options import flag_of
 from adaptive.cli.output import print_result
 from adaptive.errors import ConfigError
 
-COMMON = (
-    "data", "data.schema_path", "data.holdout", "data.time_split", "data.hash_rows", "data.vocabulary", "batch_size",
-    "tier.device", "tier.device_rows", "tier.host", "depth", "policy", "skip.rule", "model", "model.embedding_dim",
-    "patience", "optimizer.name", "optimizer.lr", "dense_optimizer.lr", "steps", "epochs", "eval_every",
-    "save_every", "seed", "out",
-)  # fmt: skip
-"""What `config` lists; `--all` has the rest."""
 _WORDS = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path", type(None): "null"}
 _BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}"}
 
@@ -50,23 +43,19 @@ class Section:
         return self.name or "The run"
 
 
-def config(
-    keys: options.SettingKeys = None, all_: options.AllSettings = False, as_json: options.AsJson = False
-) -> None:
-    """List settings with their default, allowed values and meaning: the most common ones, or those of KEY."""
-    chosen = [_chosen(section, keys or []) for section in sections()]
-    if not (keys or all_):
-        chosen = [replace(part, settings=tuple(s for s in part.settings if s.key in COMMON)) for part in chosen]
-    chosen = [section for section in chosen if section.settings]
+def config(keys: options.SettingKeys = None, as_json: options.AsJson = False) -> None:
+    """List settings with their default, allowed values and meaning: all of them, or those of KEY."""
+    chosen = [section for section in (_chosen(section, keys or []) for section in sections()) if section.settings]
     if not chosen:
         from adaptive.errors import suggestion
 
         names = [setting.key for section in sections() for setting in section.settings]
         hint = suggestion(keys[0], names) if keys else ""
-        raise ConfigError(f"expected settings or sections, got {', '.join(keys or [])}{hint}. config --all lists all")
+        raise ConfigError(
+            f"expected settings or sections, got {', '.join(keys or [])}{hint}. adaptive-train config lists all"
+        )
     listed = [{"section": section.name, **asdict(setting)} for section in chosen for setting in section.settings]
-    rest = [] if keys or all_ else ["These are the settings that most users set. `config --all` lists all of them."]
-    print_result({"schema": 1, "settings": listed}, table="\n\n".join([*map(_text, chosen), *rest]), as_json=as_json)
+    print_result({"schema": 1, "settings": listed}, table="\n\n".join(map(_text, chosen)), as_json=as_json)
 
 
 def sections() -> Iterator[Section]:
@@ -113,8 +102,7 @@ def _of_models(options: Mapping[str, type[BaseModel]]) -> Iterator[Section]:
 
 def _setting(above: str, field: str, info: FieldInfo) -> Setting:
     key = f"{above}.{field}".lstrip(".")
-    flags = [flag.name for flag in FLAGS if key == flag.key]
-    return Setting(key, _default(info), _allowed(info), info.description or "", flags[0] if flags else "")
+    return Setting(key, _default(info), _allowed(info), info.description or "", flag_of(key))
 
 
 def _default(info: FieldInfo) -> str:

@@ -3,15 +3,17 @@
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adaptive.cli import command_options as options
+from adaptive.cli import options
 from adaptive.cli.output import note, own_stdout, print_result
 from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
     from adaptive.data import PartRead
+    from adaptive.data.data_options import DataOptions
 
 
 def prepare(
@@ -28,16 +30,12 @@ def prepare(
     data.shuffle_buffer and data.seed apply when it is read with --data prepared:DIR. After Ctrl-C nothing remains:
     DIR appears when it is complete.
     """
-    from adaptive.data.data_options import DataOptions
     from adaptive.data.prepared_writer import prepare as write
-    from adaptive.training.settings import load_settings
 
-    flags = {"data": data, **({"data.schema_path": str(schema)} if schema is not None else {})}
-    names = {"data": "--data", "data.schema_path": "--schema"}
-    settings, _ = load_settings(file=config, sets=sets or (), flags=flags, flag_names=names, environ=os.environ)
+    spec, data_options = data_settings(data, schema, config, sets)
     begun = time.monotonic()
     with own_stdout():
-        prepared = write(settings.data, DataOptions.model_validate(settings.data_options), path, begins=_part_begins)
+        prepared = write(spec, data_options, path, begins=_part_begins)
     seconds = time.monotonic() - begun
     parts = [part for part in (prepared.train, prepared.evaluation) if part is not None]
     num_bytes = sum(part.bytes for part in parts)
@@ -60,6 +58,19 @@ def prepare(
         f"train: adaptive-train run --data {shlex.quote(f'prepared:{path}')}",
     ]
     print_result(result, table="\n".join(lines), as_json=as_json)
+
+
+def data_settings(
+    data: str, schema: Path | None, config: Path | None, sets: Sequence[str] | None
+) -> "tuple[str, DataOptions]":
+    """Return the spec and the options of data from the options of a command."""
+    from adaptive.data.data_options import DataOptions
+    from adaptive.training.settings import load_settings
+
+    flags = {"data": data, **({"data.schema_path": str(schema)} if schema is not None else {})}
+    names = {"data": "--data", "data.schema_path": "--schema"}
+    settings, _ = load_settings(file=config, sets=sets or (), flags=flags, flag_names=names, environ=os.environ)
+    return settings.data, DataOptions.model_validate(settings.data_options)
 
 
 def _part_begins(part: str) -> "Callable[[PartRead], None]":

@@ -3,32 +3,27 @@
 import os
 import platform
 import shutil
-import stat
 import sysconfig
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from adaptive.cli import command_options as options
+from adaptive.cli import options
+from adaptive.cli.data_commands import data_settings
 from adaptive.cli.output import key_lines, own_stdout, print_result
 from adaptive.errors import NO_TORCH, printable
-from adaptive.system import SPINNING, available_bytes, usable_cores
+from adaptive.system import available_bytes, usable_cores
 from adaptive.training.telemetry.formatting import bytes_text
 
 if TYPE_CHECKING:
     from adaptive.data.findings import Finding
 
 PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
-
-
-_WIDTHS = (29, 22, 20, 23)  # of the columns of the table of findings
 
 
 def doctor(
@@ -38,7 +33,7 @@ def doctor(
     sets: options.Sets = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Report versions, processor, memory, GPU, kernel cache, policies and problems; with --data, faults of the data.
+    """Report versions, processor, memory, GPU, kernel cache and problems; with --data, faults of the data.
 
     With --data, the first million rows are read as `run` reads them. The table says for each finding what it is, where,
     why it hurts and the setting that mends it, the worst first. The exit code is then 1 if there is a finding.
@@ -57,7 +52,6 @@ def doctor(
         problems.append(f"problem: {NO_TORCH}")
     else:
         facts |= {"processor": _processor(), "gpu": gpu_facts(), "kernel_cache": _kernel_cache()}
-        facts |= {"policies": _policies()}
         problems += _problems(facts)
     table = "\n".join([*key_lines(facts), "", *(problems or ["no problems found"])])
     print_result({"schema": 1, **facts, "problems": problems}, table=table, as_json=as_json)
@@ -65,30 +59,19 @@ def doctor(
 
 def _examine(data: str, schema: Path | None, config: Path | None, sets: Sequence[str] | None, *, as_json: bool) -> None:
     """Print what is wrong with some data; exit with 1 if anything is."""
-    from adaptive.data.data_options import DataOptions
     from adaptive.studies.data_doctor import examine_data
-    from adaptive.training.settings import load_settings
 
-    flags = {"data": data, **({"data.schema_path": str(schema)} if schema is not None else {})}
-    names = {"data": "--data", "data.schema_path": "--schema"}
-    settings, _ = load_settings(file=config, sets=sets or (), flags=flags, flag_names=names, environ=os.environ)
     with own_stdout():
-        rows, findings = examine_data(settings.data, DataOptions.model_validate(settings.data_options))
+        rows, findings = examine_data(*data_settings(data, schema, config, sets))
     head = f"{len(findings) or 'no'} finding{'s' * (len(findings) != 1)} in {rows:,} rows"
     result = {"schema": 1, "rows": rows, "findings": [asdict(finding) for finding in findings]}
-    print_result(result, table="\n".join([head, *_table(findings)]), as_json=as_json)
+    print_result(result, table="\n".join([head, *map(_finding_text, findings)]), as_json=as_json)
     if findings:
         raise typer.Exit(1)
 
 
-def _table(findings: "Sequence[Finding]") -> Iterator[str]:
-    """Yield lines of a table with wrapped cells."""
-    rows = [(one.what, one.where, one.why, one.mend) for one in findings]
-    for row in [("finding", "where", "why it hurts", "what mends it"), *rows] if rows else []:
-        yield ""
-        cells = [textwrap.wrap(printable(cell), width) for cell, width in zip(row, _WIDTHS, strict=True)]
-        for parts in zip_longest(*cells, fillvalue=""):
-            yield "  ".join(part.ljust(width) for part, width in zip(parts, _WIDTHS, strict=True)).rstrip()
+def _finding_text(finding: "Finding") -> str:
+    return printable(f"{finding.what} ({finding.where}): {finding.why}. {finding.mend}.")
 
 
 def _version(name: str) -> str | None:
@@ -101,35 +84,14 @@ def _version(name: str) -> str | None:
 def _processor() -> dict[str, object]:
     import torch
 
-    # The command line limits the spinning of its own threads only.
-    chosen = [f"{name}={os.environ[name]}" for name in SPINNING if name in os.environ]
-    spin = f"{' '.join(chosen)} (export it for your own loops, too)" if chosen else "spin: export GOMP_SPINCOUNT=1000"
-    threads = {"torch_threads": torch.get_num_threads(), "waiting_threads": spin}
-    return {"usable_cores": usable_cores(), **threads, "available_memory": bytes_text(available_bytes())}
+    memory = bytes_text(available_bytes())
+    return {"usable_cores": usable_cores(), "torch_threads": torch.get_num_threads(), "available_memory": memory}
 
 
-def _kernel_cache() -> dict[str, object]:
+def _kernel_cache() -> str:
     from adaptive.kernels import jit
 
-    if jit._CACHE_DIR is None:
-        return {"folder": "none", "safe": False}
-    status = Path(jit._CACHE_DIR).stat()
-    safe = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o022
-    return {"folder": str(jit._CACHE_DIR), "safe": safe}
-
-
-def _policies() -> dict[str, str]:
-    """Policy -> its origin, or the reason why it does not load."""
-    from adaptive.plugins import installed_policies, load_policy_class
-
-    places = {}
-    for name, place in installed_policies().items():
-        try:
-            load_policy_class(name)
-            places[name] = place
-        except Exception as error:  # third-party policies may raise anything on import
-            places[name] = f"does not load: {type(error).__name__}: {error}"
-    return places
+    return str(jit._CACHE_DIR or "none")
 
 
 def gpu_facts() -> dict[str, str]:
@@ -158,19 +120,13 @@ def gpu_facts() -> dict[str, str]:
 
 
 def _problems(facts: Mapping[str, Any]) -> list[str]:
-    problems = [
-        f"problem: policy {name} {text}. Reinstall or remove its package"
-        for name, text in facts["policies"].items()
-        if text.startswith("does not load")
-    ]
-    if not facts["policies"]:
-        problems.append("problem: no policies are installed. Install the project (pip install -e .)")
-    if not facts["kernel_cache"]["safe"]:
+    problems = gpu_problems(facts["gpu"])
+    if facts["kernel_cache"] == "none":
         problems.append(
             "problem: compiled kernels are not cached, so every start compiles them again. Set XDG_CACHE_HOME to a "
             "folder that only you can write"
         )
-    return [*problems, *gpu_problems(facts["gpu"])]
+    return problems
 
 
 def gpu_problems(facts: Mapping[str, str]) -> list[str]:

@@ -2,14 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adaptive.cli.command_options import AsJson
-from adaptive.cli.flags import given_sets
+from adaptive.cli.options import AsJson, given_sets
 from adaptive.cli.output import note, own_stdout, print_result
 
 if TYPE_CHECKING:
@@ -86,8 +85,8 @@ def check(
     with own_stdout():
         results = check_policy(spec, options)
     checks = [asdict(result) for result in results]
-    lines = _check_lines(results)
-    print_result({"schema": 1, "policy": spec, "checks": checks}, table="\n".join(lines), as_json=as_json)
+    table = "\n".join(map(_check_line, results))
+    print_result({"schema": 1, "policy": spec, "checks": checks}, table=table, as_json=as_json)
     if failed := [result.check for result in results if not result.passed]:
         raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}")
 
@@ -98,26 +97,9 @@ def _module_doc(cls: "type[Policy] | type[SkipRule]") -> str | None:
     return None if module is None or hasattr(module, "__path__") else inspect.getdoc(module)
 
 
-def _check_lines(results: "Sequence[CheckResult]") -> list[str]:
-    """Return a line per check; a cause that fails several appears once.
-
-    A failed check belongs to an earlier cause if its reason contains it.
-    """
-    causes: dict[str, list[str]] = {}
-    for result in results:
-        if not result.passed:
-            cause = next((earlier for earlier in causes if earlier in result.reason), result.reason)
-            causes.setdefault(cause, []).append(result.check)
-    of_many = {name for names in causes.values() if len(names) > 1 for name in names}
-    lines = []
-    for result in results:
-        names = causes.get(result.reason, [])
-        if result.check not in of_many:
-            word = "ok" if result.passed else "FAILED"
-            lines.append(f"{word:<6} {result.check}{result.reason and ': '}{result.reason}")
-        elif names[:1] == [result.check]:
-            lines += [f"FAILED {len(names)} checks: {result.reason}", *(f"         {name}" for name in names)]
-    return lines
+def _check_line(result: "CheckResult") -> str:
+    word = "ok" if result.passed else "FAILED"
+    return f"{word:<6} {result.check}{result.reason and ': '}{result.reason}"
 
 
 def _about(name: str, load: Callable[[str], type]) -> dict[str, str]:

@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import typer
 
-from adaptive.cli import command_options as options
-from adaptive.cli.flags import given_flags, with_flags
-from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
+from adaptive.cli import options
+from adaptive.cli.launching import launch_ranks
+from adaptive.cli.options import given_flags, with_flags
 from adaptive.cli.output import own_stdout, print_result
 from adaptive.errors import ConfigError
-from adaptive.system import loading_libraries
-
-if TYPE_CHECKING:
-    pass
+from adaptive.system import is_rank, loading_libraries
 
 LENGTHS, UNTIL = ("steps", "epochs"), "until"
 CODE = ("policy", "skip.rule", "model")  # as in adaptive.plugins, which takes a second to import
@@ -68,7 +65,7 @@ def run(
             "data parquet: expected pyarrow, which is not installed. Run pip install 'adaptive-train[parquet]'"
         )
     if ranks is not None and not dry_run:
-        _launch(ranks)
+        launch_ranks(ranks)
     with loading_libraries():
         from adaptive.training.runs import auto_resume_run, plan_run, train_run
         from adaptive.training.runs.distributed import launched_peers
@@ -108,25 +105,20 @@ def _refuse_changes(texts: Mapping[str, str], names: Mapping[str, str], others: 
 
 
 def _resume(run: Path, texts: Mapping[str, str], ranks: int | None, *, verbose: bool, as_json: bool) -> None:
-    settings = settings_for_ranks(run, ranks)
     if ranks is not None:
-        _launch(ranks)
+        launch_ranks(ranks)
     with loading_libraries():
+        from adaptive.storage.run_directory import read_record
         from adaptive.training.runs import resume_run
         from adaptive.training.runs.distributed import launched_peers
+        from adaptive.training.runs.run_record import config_of
 
     changed: dict[str, Any] = {key: int(text) for key, text in texts.items() if key in LENGTHS}
     changed |= {key: texts[key] for key in texts if key == UNTIL}
     if code := {key: text for key, text in texts.items() if key in CODE}:
         changed["code"] = code
-    with own_stdout(), nullcontext() if settings is None else launched_peers(settings) as peers:
+    with own_stdout(), launched_peers(config_of(read_record(run), run)) if is_rank() else nullcontext() as peers:
         is_first = peers is None or peers.is_first
         result = resume_run(run, **changed, stream=sys.stderr if is_first else None, peers=peers)
     if is_first:
         print_result(result, as_json=as_json, verbose=verbose)
-
-
-def _launch(ranks: int) -> NoReturn:
-    """Run the command line in `ranks` processes, and exit with their exit code."""
-    refuse_within_ranks()
-    launch_ranks(ranks)

@@ -1,25 +1,27 @@
 """`adaptive-train compare` and `simulate`: policies on the same data, with and without training."""
 
 import functools
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from adaptive.cli import command_options as options
-from adaptive.cli.flags import listed, load_contenders, with_flags
+from adaptive.cli import options
+from adaptive.cli.options import given_flags, with_flags
 from adaptive.cli.output import check_folders, note, own_stdout, print_document, write_text
 
 if TYPE_CHECKING:
+    from adaptive.config import TrainConfig
     from adaptive.studies.compare import Contender
     from adaptive.studies.compare.comparison_runs import Outcome
     from adaptive.studies.compare.verdicts import ToAuc
 
 
-@with_flags("--policy", "--out")
+@with_flags("policy", "out")
 def compare(
     *,
     policies: options.Policies = "hybrid,lru,slipstream",
@@ -32,7 +34,6 @@ def compare(
     out: options.ComparisonFolder = None,
     overwrite: options.Overwrite = False,
     auto_resume: options.AutoResumeComparison = False,
-    ranks: options.NoRanks = None,
     config: options.Config = None,
     sets: options.Sets = None,
     as_json: options.AsJson = False,
@@ -46,13 +47,14 @@ def compare(
     run's error code. After Ctrl-C, compare reports the runs that finished; --auto-resume trains the rest.
     """
     with own_stdout():
-        rivals = load_contenders(policies, sets or [], {**flags, "flag_out": out}, config)
-    _refuse_ranks(ranks)
+        rivals = _load_contenders(policies, sets or [], {**flags, "flag_out": out}, config)
     auc = _auc_to_reach(to_auc, rivals)
     check_folders(markdown, csv, plot)
     from adaptive.errors import PolicyError
-    from adaptive.studies.compare.comparison_runs import claim, train_all
-    from adaptive.studies.plots import check_plot
+    from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
+    from adaptive.studies.compare.comparison_runs import claim, train_all, write_record
+    from adaptive.studies.compare.verdicts import judge
+    from adaptive.studies.plots import check_plot, plot_comparison
 
     if plot is not None:
         check_plot(plot)
@@ -61,7 +63,21 @@ def compare(
             "--auto-resume: expected --out DIR, the directory of the comparison, and no --overwrite"
         )
     directory = claim(rivals[0].config.out, overwrite=overwrite, auto_resume=auto_resume)
-    report = functools.partial(_report, _Outputs(directory, markdown, csv, plot, as_json), auc_budget, auc)
+
+    def report(outcomes: "Sequence[Outcome]", stopped: str = "") -> list[str]:
+        """Write and print the report; return the problems."""
+        result = judge(outcomes, auc_budget=auc_budget, to_auc=auc)
+        problems = [*result.problems, *filter(None, [stopped])]
+        result = replace(result, problems=problems, out=str(directory))
+        write_record(directory, result)
+        document, footer = comparison_document(result), f"\nruns: {directory}"
+        print_document(result, document, as_json=as_json, markdown=markdown, footer=footer)
+        if csv is not None:
+            write_text(csv, comparison_csv(result))
+        if plot is not None:
+            plot_comparison(result, plot)
+        return problems
+
     train = functools.partial(train_all, stream=sys.stderr, on_progress=note)
     outcomes: list[Outcome] = []
     try:
@@ -80,22 +96,20 @@ def compare(
         raise PolicyError("; ".join(problems))
 
 
-def _refuse_ranks(ranks: int | None) -> None:
-    """Check that one process trains all policies in turn.
+def _load_contenders(
+    policies: str, sets: list[str], values: Mapping[str, object], file: Path | None
+) -> "list[Contender]":
+    """Return the policies of a list with the settings of the command line; `values`: its flags, by parameter."""
+    from adaptive.studies.compare import contenders
+    from adaptive.training.settings import load_settings
 
-    Raises:
-        ConfigError: if several processes are requested.
-    """
-    from adaptive.errors import ConfigError
-    from adaptive.system import is_rank
+    texts, names = given_flags(values)
 
-    causes = {f"--ranks {ranks}": ranks is not None, "torchrun": is_rank()}
-    if requests := [cause for cause, is_set in causes.items() if is_set]:
-        raise ConfigError(
-            f"compare: expected one process, got {', '.join(requests)}. Runs are compared bit for bit, and one that "
-            "fails must not stop the others. Train each policy with `adaptive-train run --ranks N --out DIR`, then "
-            "look at the runs with `tensorboard --logdir`"
-        )
+    def load(label: str, sets: Sequence[str]) -> "TrainConfig":
+        flags, flag_names = {**texts, "policy": label}, {**names, "policy": "--policies"}
+        return load_settings(file=file, sets=sets, flags=flags, flag_names=flag_names, environ=os.environ)[0]
+
+    return contenders(policies, sets, load)
 
 
 def _auc_to_reach(text: str | None, rivals: "Sequence[Contender]") -> "ToAuc | None":
@@ -118,53 +132,10 @@ def _auc_to_reach(text: str | None, rivals: "Sequence[Contender]") -> "ToAuc | N
     return auc
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """Destinations of the report."""
-
-    directory: Path
-    markdown: Path | None
-    csv: Path | None
-    plot: Path | None
-    as_json: bool
+UNUSED = ("tier.device", "model", "optimizer.lr", "seed", "eval_every", "init_from", "out")  # without training
 
 
-def _report(
-    outputs: _Outputs,
-    auc_budget: float,
-    to_auc: "ToAuc | None",
-    outcomes: "Sequence[Outcome]",
-    stopped: str = "",
-) -> list[str]:
-    """Write and print the report; return the problems."""
-    from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
-    from adaptive.studies.compare.comparison_runs import write_record
-    from adaptive.studies.compare.verdicts import judge
-    from adaptive.studies.plots import plot_comparison
-
-    result = judge(outcomes, auc_budget=auc_budget, to_auc=to_auc)
-    problems = [*result.problems, *filter(None, [stopped])]
-    result = replace(result, problems=problems, out=str(outputs.directory))
-    write_record(outputs.directory, result)
-    document = comparison_document(result)
-    print_document(
-        result, document, as_json=outputs.as_json, markdown=outputs.markdown, footer=f"\nruns: {outputs.directory}"
-    )
-    if outputs.csv is not None:
-        write_text(outputs.csv, comparison_csv(result))
-    if outputs.plot is not None:
-        plot_comparison(result, outputs.plot)
-    return problems
-
-
-if TYPE_CHECKING:
-    from adaptive.config import TrainConfig
-
-
-UNUSED = ("--device", "--model", "--lr", "--seed", "--eval-every", "--init-from", "--out")  # without training
-
-
-@with_flags("--policy", "--device-rows", *UNUSED)
+@with_flags("policy", "tier.device_rows", *UNUSED)
 def simulate(
     *,
     policies: options.SimulatedPolicies = None,
@@ -195,17 +166,18 @@ def simulate(
 
         check_plot(plot)
     with own_stdout():
-        rivals = load_contenders(policies or "lru,lfu", sets or [], flags, config)
+        rivals = _load_contenders(policies or "lru,lfu", sets or [], flags, config)
     if skew:
         _count_skew(rivals[0].config, markdown, as_json=as_json)
         return
     cases = [(rival.label, rival.config) for rival in rivals]
-    _simulate(cases, listed(device_rows or "1%,5%,10%,20%,50%"), plot, markdown, as_json=as_json)
+    sizes = dict.fromkeys(size.strip() for size in (device_rows or "1%,5%,10%,20%,50%").split(",") if size.strip())
+    _simulate(cases, list(sizes), plot, markdown, as_json=as_json)
 
 
 def _simulate(
     cases: "list[tuple[str, TrainConfig]]",
-    sizes: tuple[str, ...],
+    sizes: list[str],
     plot: Path | None,
     markdown: Path | None,
     *,
@@ -220,7 +192,7 @@ def _simulate(
     stop = StopRequest()
     with own_stdout():
         progress = Countdown(note, "batches planned")
-        result = run_simulation(cases, list(sizes), embedding_dim=width, on_progress=progress, stop=stop)
+        result = run_simulation(cases, sizes, embedding_dim=width, on_progress=progress, stop=stop)
     document = simulation_document(result)
     if plot is not None:
         from adaptive.studies.plots import plot_simulation

@@ -2,8 +2,8 @@
 
 import sys
 
-from adaptive.cli import command_options as options
-from adaptive.cli.flags import given_sets
+from adaptive.cli import options
+from adaptive.cli.options import given_sets
 from adaptive.cli.output import own_stdout, print_result
 from adaptive.system import loading_libraries
 

@@ -57,6 +57,8 @@ def test_help_version_and_usage_errors(cli: Cli) -> None:
     text = " ".join(cli("--help").out.split())
     assert all(re.search(rf"\b{code} [a-z]", text) for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 129, 130, 143))
     assert re.fullmatch(r"adaptive-train \d+\.\d+.*\n", cli("--version").out)
+    result = cli("exprot", "run")
+    assert (result.code, result.out) == (2, "") and "export" in result.err
     result = cli("run", "--polcy", "lru")
     assert (result.code, result.out) == (2, "") and "--policy" in result.err
 
@@ -125,15 +127,6 @@ def test_missing_resources_are_no_bugs(cli: Cli, trainer: Any, error: Exception,
     result = cli("eval", "x")
     assert result.code == 1
     assert text in result.err and "bug:" not in result.err
-
-
-def test_a_missing_working_directory_is_reported(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Path("gone").absolute()
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    result = cli("eval", "/x")
-    assert result.code == 2 and "the working directory no longer exists" in result.err and trainer.calls == []
 
 
 LISTS = (sys.executable, "-m", "adaptive.cli.app", "policies", "list")

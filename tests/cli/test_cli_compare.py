@@ -13,7 +13,7 @@ from support.outcomes import outcome
 import adaptive.storage.durable
 import adaptive.studies.compare.comparison_runs
 from adaptive.cli.app import app
-from adaptive.cli.flags import FLAGS
+from adaptive.cli.options import FLAGS, flag_of
 from adaptive.config import TrainConfig
 from adaptive.errors import DeviceMemoryError
 
@@ -168,15 +168,6 @@ def test_compare_trains_and_prints_a_table(cli: Cli) -> None:
     assert cli("compare", *SMALL, *words).code == 0
 
 
-def test_compare_refuses_ranks_with_a_reason(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = cli("compare", "--policies", "lru,lfu", "--ranks", "2")
-    assert result.code == 2 and "compare: expected one process, got --ranks 2." in result.err
-    assert "adaptive-train run --ranks N --out DIR" in result.err
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
-        monkeypatch.setenv(name, value)
-    assert "compare: expected one process, got torchrun" in cli("compare", "--policies", "lru,lfu").err
-
-
 # --- simulate --------------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +249,7 @@ def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
 
 
 def test_compare_has_all_options_of_run_but_policy() -> None:
-    assert {flag.name for flag in FLAGS} <= set(options("compare")) and "--policies" in options("run")
+    assert {*map(flag_of, FLAGS)} <= set(options("compare")) and "--policies" in options("run")
     assert {"--policies", "--policy", "--seeds", "--auc-budget", "--json", "--csv", "--markdown", "--set"} <= set(
         options("compare")
     )

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from adaptive.cli import app
-from adaptive.cli.config_command import COMMON
 from adaptive.training.settings import load_settings
 
 
@@ -18,7 +17,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """--set accepts each listed default, and every setting of a run is listed."""
-    listed = {setting["key"]: setting for setting in json.loads(run(capsys, "--all", "--json"))["settings"]}
+    listed = {setting["key"]: setting for setting in json.loads(run(capsys, "--json"))["settings"]}
     defaults = {
         key: setting["default"] for key, setting in listed.items() if not key.startswith(("model.", "data.keys."))
     }
@@ -29,12 +28,6 @@ def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]
     leaves = {key for key in origins if not key.startswith(("policy_options", "data_options", "model_options"))}
     assert leaves <= set(listed)
     assert {"data.holdout", "data.synthetic.rows", "model.top_mlp"} <= set(listed)
-
-
-def test_config_lists_the_common_settings_first(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = [setting["key"] for setting in json.loads(run(capsys, "--json"))["settings"]]
-    assert sorted(listed) == sorted(COMMON) and len(COMMON) == 25
-    assert "`config --all` lists all" in run(capsys) and "--all" not in run(capsys, "tier")
 
 
 def test_config_selects_sections_and_keys(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,18 +17,14 @@ Cli = Callable[..., Any]
 def test_doctor_reports_every_part(cli: Cli) -> None:
     result = json.loads(cli("doctor", "--json").out)
     assert result["versions"]["torch"] and result["processor"]["usable_cores"] >= 1
-    assert "GOMP_SPINCOUNT=" in result["processor"]["waiting_threads"]
     assert result["processor"]["available_memory"].endswith("iB")
-    assert result["gpu"]["torch_build"] and "lru" in result["policies"]
-    assert isinstance(result["kernel_cache"]["safe"], bool)
+    assert result["gpu"]["torch_build"] and "numba" in result["kernel_cache"]
 
 
 def test_doctor_names_problems(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.plugins.installed_policies", lambda: {"broken": "no_such_module:Broken"})
     monkeypatch.setattr("adaptive.kernels.jit._CACHE_DIR", None)
     result = cli("doctor")
     assert result.code == 0
-    assert "problem: policy broken does not load" in result.out
     assert "problem: compiled kernels are not cached" in result.out and "XDG_CACHE_HOME" in result.out
 
 
@@ -93,8 +89,7 @@ def test_findings_of_data_and_their_exit_code(cli: Cli) -> None:
         result = cli(*words, "--set", "data.hash_rows=200")
         assert result.code == code
     lines = result.out.splitlines()
-    assert lines[:2] == ["2 findings in 180 rows", ""] and max(map(len, lines)) <= 100
-    assert lines[2].split("  ")[0] == "finding" and lines[2].endswith("what mends it")
+    assert lines[0] == "2 findings in 180 rows" and len(lines) == 3
     assert "price (3.6e+04)" in result.out and "data.csv:92" in result.out
     result = cli(*words, "--json")
     found = json.loads(result.out)["findings"]

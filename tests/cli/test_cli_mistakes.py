@@ -27,29 +27,6 @@ def test_mistakes_are_reported(cli: Cli, trainer: Any, mistake: str) -> None:
     assert trainer.calls == []
 
 
-def test_an_unknown_command_is_reported(cli: Cli) -> None:
-    for name, meant in (("train", "run"), ("rum", "run"), ("exprot", "export"), ("polices", "policies")):
-        result = cli(name, "--steps", "3")
-        assert (result.code, result.out) == (2, "")
-        assert result.err == f"adaptive-train: error: expected a command, got '{name}'. Did you mean {meant}?\n"
-    assert "Commands: run, eval, predict" in cli("xyz").err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("run", "--out", ""),
-        ("run", "--out="),
-        ("simulate", "", "x"),
-    ],
-)
-def test_an_empty_argument_is_refused(cli: Cli, words: tuple[str, ...]) -> None:
-    result = cli(*words)
-    flag = next((word.rstrip("=") for word in words if word.startswith("--")), None)
-    needed = "expected a value, got an empty one. Is a shell variable not set?"
-    assert result.code == 2 and result.err == f"adaptive-train: error: {f'{flag}: ' if flag else ''}{needed}\n"
-
-
 def test_built_in_data_refuses_options_for_files(cli: Cli) -> None:
     for spec in ("synthetic", "sequences"):
         model = () if spec == "synthetic" else ("--model", "tbsm")

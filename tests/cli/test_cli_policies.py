@@ -82,20 +82,6 @@ def test_check_reports_a_policy_that_breaks_the_contract(cli: Cli) -> None:
     assert {check["passed"] for check in checks} == {True, False}
 
 
-def test_check_shows_a_shared_cause_once(cli: Cli) -> None:
-    code = "class Raises(Policy):\n    def score(self, rows):\n        raise KeyError('mine')\n"
-    Path("raises.py").write_text(f"from adaptive import Policy\n\n{code}")
-    result = cli("policies", "check", "raises.py:Raises")
-    lines = result.out.splitlines()
-    assert result.out.count("mine") == 1
-    (first,) = [number for number, line in enumerate(lines) if "mine" in line]
-    count = int(lines[first].split()[1])
-    assert count > 3 and lines[first].startswith(f"FAILED {count} checks: ")
-    assert all(line.startswith("         ") for line in lines[first + 1 : first + 1 + count])
-    assert result.err.startswith("checking raises.py:Raises; on a new machine, kernels are compiled first")
-    assert result.code == 9
-
-
 def test_check_keeps_policy_output_off_stdout(cli: Cli) -> None:
     Path("loud.py").write_text(
         "from adaptive.policy import InputPolicy, Policy\nprint('read')\n"

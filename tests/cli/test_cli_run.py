@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from adaptive.cli.app import app
-from adaptive.cli.flags import FLAGS
+from adaptive.cli.options import FLAGS, flag_of
 from adaptive.cli.output import key_lines
 from adaptive.config import TrainConfig
 from adaptive.training.settings import load_settings
@@ -95,7 +95,7 @@ def test_each_flag_gives_its_setting(cli: Cli, trainer: Any) -> None:
     result = cli("run", *(word for name, value in VALUES.items() for word in (name, str(value))))
     assert result.code == 0, result.err
     ((_, config),) = trainer.calls
-    assert {flag.name: setting(config, flag.key) for flag in FLAGS} == VALUES
+    assert {flag_of(key): setting(config, key) for key in FLAGS} == VALUES
 
 
 def test_every_option_and_command_is_documented() -> None:
@@ -111,6 +111,7 @@ def test_every_option_and_command_is_documented() -> None:
 
 def test_defaults_in_the_help_are_the_real_ones() -> None:
     config, _ = load_settings()
-    shown = {flag.key: flag.default for flag in FLAGS if flag.default and flag.key not in ("steps", "out")}
+    shown = {key: option.show_default for key, option in FLAGS.items() if option.show_default}
+    del shown["steps"], shown["out"]
     assert shown == {key: str(setting(config, key)) for key in shown}
     assert len(shown) > 8

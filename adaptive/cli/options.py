@@ -1,21 +1,78 @@
-"""Options of commands that are no settings, as types of parameters that typer reads."""
+"""Options of commands: types of parameters that typer reads, and flags that set settings.
 
+Values of flags stay text here. `adaptive.training.settings` checks them together with all other settings, so that all
+mistakes are reported at once. A new flag needs a reason: `--set key=value` works for every setting.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from adaptive.cli.flags import DATA, OUTPUT, POLICY, TIERS, TRAINING
-
-SETTINGS, STUDY = "Settings", "Study"
+DATA, TIERS, POLICY, TRAINING, OUTPUT, SETTINGS, STUDY = (
+    "Data", "Tiers", "Policy", "Training", "Output", "Settings", "Study",
+)  # fmt: skip
 
 
 def _option(names: str, metavar: str | None, panel: str | None = None, *, help: str, **more: Any) -> Any:
     return typer.Option(*names.split(), metavar=metavar, help=help, rich_help_panel=panel, **more)
 
 
+def _policy_names(incomplete: str) -> list[str]:
+    from adaptive.plugins import installed_policies
+
+    return [name for name in installed_policies() if name.startswith(incomplete)]
+
+
 # fmt: off
-# A table: two or three lines an option.
+# Tables: two or three lines an option.
+
+FLAGS: Final[dict[str, Any]] = {
+    "data": _option("--data", "SPEC", DATA, show_default="synthetic",
+        help="synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences "
+             "or taobao:PATH[,PATH...]."),
+    "data.schema_path": _option("--schema", "FILE", DATA, show_default=False,
+        help="Schema of csv:PATH or parquet:PATH: a TOML file, or the name of a schema that comes with the package."),
+    "batch_size": _option("--batch-size", "SAMPLES", DATA, show_default="2048",
+        help="Samples per batch."),
+    "tier.device": _option("--device", "auto|cpu|cuda", TIERS, show_default="auto",
+        help="Device of the device tier."),
+    "tier.device_rows": _option("--device-rows", "SIZE", TIERS, show_default="auto",
+        help="Size of the device tier: rows (100000), percentage of all rows (10%), bytes (512MiB) or auto."),
+    "depth": _option("--depth", "BATCHES", TIERS, show_default="4",
+        help="Batches of look-ahead; 0 for none."),
+    "policy": _option("--policy --policies", "SPEC", POLICY, show_default="lru", autocompletion=_policy_names,
+        help="Name (see `policies list`), module:Class or file.py:Class, with parameters as in "
+             "lfu+half_life=500+skip=defer."),
+    "preset": _option("--preset", "NAME", TRAINING, show_default=False,
+        help="Published shape of the model and the built-in stream: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
+             "mlperf."),
+    "model": _option("--model", "NAME", TRAINING, show_default="dlrm",
+        help="dlrm, dcn, deepfm, tbsm, din (for sequences), module:Class or "
+             "file.py:Class. Set its shape with --set model.NAME=VALUE."),
+    "optimizer.name": _option("--optimizer", "NAME", TRAINING, show_default="rowwise_adagrad",
+        help="Optimizer of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl."),
+    "optimizer.lr": _option("--lr", "RATE", TRAINING, show_default="0.05",
+        help="Learning rate of the rows. For the dense part: --set dense_optimizer.lr=RATE."),
+    "skip.rule": _option("--skip", "RULE", TRAINING, show_default=False,
+        help="Skip rule, for any policy: off, defer, predicted, module:Class or file.py:Class, with parameters as in "
+             "defer+at_most=8. Default: the rule of the policy."),
+    "steps": _option("--steps", "BATCHES", TRAINING, show_default="all data",
+        help="Stop after this many batches."),
+    "epochs": _option("--epochs", "NUMBER", TRAINING, show_default="1",
+        help="Passes over the training data."),
+    "eval_every": _option("--eval-every", "BATCHES", TRAINING, show_default=False,
+        help="Also evaluate after every BATCHES batches."),
+    "init_from": _option("--init-from", "RUNDIR", TRAINING, show_default=False,
+        help="Start from the weights of a run, such as that of the day before."),
+    "seed": _option("--seed", "NUMBER", TRAINING, show_default="0",
+        help="Seed of the initial weights."),
+    "out": _option("--out", "DIR", OUTPUT, show_default="runs/<date>-<policy>",
+        help="Run directory; must be new or empty."),
+}
+"""Setting -> the flag that sets it. Defaults are for the help only; the settings have the real ones."""
 
 Verbose = Annotated[bool, _option("--verbose", None, OUTPUT,
     help="Also print stages, tables and traffic.")]
@@ -87,8 +144,6 @@ ToAuc = Annotated[str | None, _option("--to-auc", "AUC", STUDY,
 AutoResumeComparison = Annotated[bool, _option("--auto-resume", None, OUTPUT,
     help="Resume the comparison in --out: reuse its finished runs with the same settings, and train the rest (more "
          "--seeds, more policies, stopped runs).")]
-NoRanks = Annotated[int | None, _option("--ranks", None, STUDY, hidden=True,
-    help="Not available: compare trains in one process.")]
 
 # prepare, config, doctor
 PreparedFolder = Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
@@ -99,7 +154,6 @@ ExaminedData = Annotated[str | None, _option("--data", "SPEC", DATA, show_defaul
 Schema = Annotated[Path | None, _option("--schema", "FILE", DATA, help="Schema of csv:PATH or parquet:PATH.")]
 SettingKeys = Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False,
     help="Sections or keys, such as tier or data.holdout.")]
-AllSettings = Annotated[bool, _option("--all", None, help="List all settings.")]
 
 
 # simulate
@@ -112,3 +166,58 @@ Skew = Annotated[bool, _option("--skew", None, STUDY,
     help="Report for each table its rows, its lookups, the share of the most frequent 1% and 10% of its rows, and the "
          "ids that share a row because they are hashed.")]
 # fmt: on
+
+
+def flag_of(key: str) -> str:
+    """Return the flag of a setting, such as `--lr`, or an empty text."""
+    # typer calls the first argument of Option its default
+    return str(FLAGS[key].default) if key in FLAGS else ""
+
+
+def _parameter_of(key: str) -> str:
+    """Return the parameter of a setting in commands; it differs from those of all other options."""
+    return "flag_" + flag_of(key).removeprefix("--").replace("-", "_")
+
+
+def with_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's `**flags` by one typer option per line of `FLAGS`.
+
+    Args:
+        without: settings whose flags the command defines itself, or does not use.
+    """
+    parameters = [
+        inspect.Parameter(_parameter_of(key), inspect.Parameter.KEYWORD_ONLY, default=None,
+                          annotation=Annotated[str | None, option])
+        for key, option in FLAGS.items() if key not in without
+    ]  # fmt: skip
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        others = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = inspect.Signature([*parameters, *others])
+        setattr(command, "__signature__", signature)  # noqa: B010 (no such field)
+        return command
+
+    return decorate
+
+
+def given_flags(values: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return key -> text and key -> flag of the given flags, from the command's parameters."""
+    given = {key: str(value) for key in FLAGS if (value := values.get(_parameter_of(key))) is not None}
+    return given, {key: flag_of(key) for key in given}
+
+
+def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
+    """Return key -> value of `--set KEY=VALUE`.
+
+    Raises:
+        BadParameter: for a text without a key or a value.
+    """
+    from adaptive.training.settings import parse_text
+
+    values = {}
+    for text in sets or ():
+        key, equals, value = text.partition("=")
+        if not (equals and key.strip()):
+            raise typer.BadParameter(f"--set: expected KEY=VALUE such as tier.host=mmap:DIR, got {text!r}")
+        values[key.strip()] = parse_text(value)
+    return values
