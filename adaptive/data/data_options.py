@@ -22,19 +22,6 @@ class SequencesConfig(Config):
     num_eval: int = Field(
         default=20_000, ge=0, le=10**12, description="Evaluation samples; they follow the training ones."
     )
-    days: int = Field(
-        default=1,
-        ge=1,
-        le=10**6,
-        description="Days of the training stream, of equally many samples. Every day, each user drops one of the three "
-        "categories that he likes for another one.",
-    )
-
-    @model_validator(mode="after")
-    def _days_fit(self) -> Self:
-        if self.days > 1 and self.users * self.days > 10**8:
-            raise ValueError(f"expected users * days of at most 10^8, got {self.users} * {self.days}")
-        return self
 
     @model_validator(mode="after")
     def _categories_have_items(self) -> Self:
@@ -216,9 +203,6 @@ class DataOptions(Config):
         "Parquet 1",
     )
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
-    max_bad_label_fraction: float = Field(
-        default=0.0, ge=0, le=1, description="share of the lines that may have a bad label"
-    )
     max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="maximum length of a line; longer is bad")
 
     def threads(self, most: int = 4) -> int:

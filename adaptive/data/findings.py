@@ -29,7 +29,7 @@ _ONE_CLASS_ROWS = 1000  # of a longer stream; with 0.5% positives, one in 150 su
 _BLOCKS = 16  # of consecutive rows, half of them held out
 _ADVICE: Final = {  # kind of finding -> why it hurts, what mends it
     "float ids": tuple(MEANINGS["float"].rstrip(".").split(". ", 1)),
-    "bad lines": ("a run omits them, and more than data.max_bad_fraction (max_bad_label_fraction) stop it", "{mend}"),
+    "bad lines": ("a run omits them, and more than data.max_bad_fraction stop it", "{mend}"),
     "ids beyond": ("the run stops there", "Set num_embeddings = {mend}, hash_rows instead, or data.out_of_range=oov"),
     "leak": ("it may be a consequence of the label, which a server does not know yet",
              "Remove it from the schema, or write the value from before the event"),

@@ -5,8 +5,7 @@ a step.
 
 The built-in stream is seeded and stateless, with known probabilities. A user likes three categories. Three in five
 steps of the history, and half of the candidates, are items of these; all others are items of any category. Popular
-users, categories and items occur more often. Every day (`days`), a user drops the first of his categories for a new
-one, so what a model knows of users ages. A click depends only on the share of the history's steps that have the
+users, categories and items occur more often. A click depends only on the share of the history's steps that have the
 candidate's category:
 
     probability = 1 / (1 + exp(-(BIAS + GAIN * share)))
@@ -158,8 +157,7 @@ class Stream(Samples):
     def __init__(self, config: SequencesConfig, history: int) -> None:
         self.config, self.history = config, history
         self.num_samples = config.num_train + config.num_eval
-        categories = LIKED + config.days - 1  # a user likes three in a row of these, and one further every day
-        drawn = numbers(0, config.users * categories, 2 * config.seed + 1).reshape(config.users, categories)
+        drawn = numbers(0, config.users * LIKED, 2 * config.seed + 1).reshape(config.users, LIKED)
         self._liked = _rank(drawn, config.categories)
 
     def take(self, wanted: NDArray[np.int64]) -> Batch:
@@ -174,8 +172,7 @@ class Stream(Samples):
         share[-1] = LIKED_CANDIDATES
         which = (u[:, 0] / share * LIKED).astype(np.int64)
         any_category = _rank(u[:, 1], self.config.categories)
-        day = np.minimum(wanted * self.config.days // self.config.num_train, self.config.days - 1)
-        liked = self._liked[user[:, None], day[:, None] + np.minimum(which, LIKED - 1)]
+        liked = self._liked[user[:, None], np.minimum(which, LIKED - 1)]
         category = np.where(which < LIKED, liked, any_category)
         probability = expit(BIAS + GAIN * (category[:, :-1] == category[:, -1:]).mean(axis=1))
         ids = np.stack([np.broadcast_to(user[:, None], category.shape), self._items(category, u[:, 2]), category], 1)

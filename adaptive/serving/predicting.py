@@ -56,7 +56,7 @@ def predict_run(
     check_scores_file(path)
     if columns and path.suffix == ".npy":
         raise ConfigError(f"expected a .csv or .parquet file for columns next to scores, got {str(path)!r} (--out)")
-    strict = {"data.max_bad_fraction": 0.0, "data.max_bad_label_fraction": 0.0} if data is not None else {}
+    strict = {"data.max_bad_fraction": 0.0} if data is not None else {}
     with load_with(Path(run_directory), {**strict, **settings}) as run:
         _refuse_drawn(run, data)
         dataset = data_of(run, data, may_lack_labels=True)

@@ -42,7 +42,7 @@ def examine_data(spec: str, options: DataOptions) -> tuple[int, list[Finding]]:
         ConfigError: if spec, schema or options are wrong.
         InputError: if a file cannot be read, or there are no rows.
     """
-    no_limits = {"max_bad_fraction": 1.0, "max_bad_label_fraction": 1.0}  # bad lines are findings
+    no_limits = {"max_bad_fraction": 1.0}  # bad lines are findings
     opened = open_source(spec, options.model_copy(update=no_limits))
     faults = list[Finding]()
     if isinstance(opened, Dataset):

@@ -519,7 +519,7 @@ def criteo_lines(num: int) -> str:
 def test_bad_lines_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lines that were read are read again; a fitted vocabulary is the one of the run."""
     (tmp_path / "day_0").write_text(criteo_lines(400))
-    options = {"holdout": 0.2, "vocabulary": True, "max_bad_label_fraction": 0.1}
+    options = {"holdout": 0.2, "vocabulary": True, "max_bad_fraction": 0.1}
     config = config_of("lru", data=f"criteo:{tmp_path / 'day_0'}", data_options=options, save_every=4)
     config = config.model_copy(update={"batch_size": 20, "depth": 1})
     caplog.set_level(logging.ERROR)

@@ -26,7 +26,7 @@ def config(folder: Path, out: str, *, data: str, kind: str = "csv", **changed: A
     (folder / "schema.toml").write_text(SCHEMA.replace("200s", "60s"))
     given: dict[str, Any] = {
         "data": f"{kind}:{folder / data}",
-        "data_options": {"schema_path": str(folder / "schema.toml"), "max_bad_label_fraction": 0.6},
+        "data_options": {"schema_path": str(folder / "schema.toml"), "max_bad_fraction": 0.6},
         "follow": True,
         "until": "idle=1s",
         "save_every": 4,

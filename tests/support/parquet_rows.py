@@ -56,14 +56,14 @@ def table(rows: int, seed: int, nulls: float, distinct: int) -> object:
 
 def opened(folder: Path, schema: str = SCHEMA):
     (folder / "schema.toml").write_text(schema.replace('missing = "row"\n', ""))
-    options = DataOptions(schema_path=folder / "schema.toml", max_bad_fraction=1.0, max_bad_label_fraction=1.0)
+    options = DataOptions(schema_path=folder / "schema.toml", max_bad_fraction=1.0)
     return open_dataset(f"parquet:{folder / 'data.parquet'}", options)
 
 
 def rows_of(data, size: int = 100) -> list[tuple[object, ...]]:
     """What all rows are, so that rows cut into blocks in any way compare."""
     found = []
-    for block in read_part(data._source, data._parts.train, size):
+    for block in read_part(data._source, data._train, size):
         columns, n = block.columns, block.num_rows
         keys = np.where(columns.present[:, :n], columns.keys[:, :n], -7).T.tolist()
         dense = [[None if one != one else one for one in row] for row in columns.dense[:n].tolist()]

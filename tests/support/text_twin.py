@@ -188,12 +188,12 @@ def time(text: str, column: Column) -> float:
 # --- the reader, and what it is compared with ---
 
 
-def allow(others=1e-4, labels=0.0):
-    """Options that allow these shares of bad lines and of bad labels."""
-    return DataOptions(max_bad_fraction=others, max_bad_label_fraction=labels)
+def allow(share=1e-4):
+    """Options that allow this share of bad lines."""
+    return DataOptions(max_bad_fraction=share)
 
 
-ALL_BAD = allow(1.0, 1.0)
+ALL_BAD = allow(1.0)
 
 PLAIN = RowFormat(  # Criteo's kinds
     (Column("label", kernels.LABEL_BINARY), Column("count", kernels.DENSE_INTEGER), Column("ad", kernels.KEY_HEX)),

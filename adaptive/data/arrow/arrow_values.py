@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
-from adaptive.data.rows.row_dataset import RowPlan
+from adaptive.data.rows.batcher import RowPlan
 from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.text.delimited import describe
 from adaptive.data.text.schema import Schema
@@ -71,19 +71,12 @@ def pyarrow_or_error(what: str) -> Any:
 def sort_of(kind: Any) -> str | None:
     """Return the sort of an Arrow type; None if it cannot be read."""
     kind = kind.value_type if _is(kind, ("dictionary",)) else kind
-    if is_uuid(kind):
-        return TEXT
     return next((sort for sort, names in _SORTS.items() if _is(kind, names)), None)
 
 
 def is_list(kind: Any) -> bool:
     """Return True for Arrow types of lists."""
     return _is(kind, _SORTS[LIST])
-
-
-def is_uuid(kind: Any) -> bool:
-    """Return True for Arrow's UUIDs, which are read as their texts."""
-    return str(getattr(kind, "extension_name", "")) == "arrow.uuid"
 
 
 def is_text(kind: Any) -> bool:
@@ -329,24 +322,12 @@ def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:
     """Return the bytes of an array of texts, and their offsets (V + 1,)."""
     import pyarrow as pa
 
-    array = (_uuid_texts(array) if is_uuid(array.type) else array).cast(pa.large_binary())
+    array = array.cast(pa.large_binary())
     _, ends, data = array.buffers()
     if ends is None or not len(array):
         return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64)
     offsets = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
     return np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8), offsets
-
-
-def _uuid_texts(array: Any) -> Any:
-    """Return the texts of UUIDs, such as 123e4567-e89b-12d3-a456-426614174000."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    data = b"".join(pc.fill_null(array.storage, bytes(16)).to_pylist())
-    digits = np.frombuffer(data.hex().encode(), np.uint8).reshape(len(array), 32)
-    texts = np.insert(digits, [8, 12, 16, 20], ord("-"), axis=1)
-    whole = pa.Array.from_buffers(pa.binary(36), len(array), [None, pa.py_buffer(texts.tobytes())])
-    return pc.if_else(array.is_valid(), whole, None)
 
 
 def missing(array: Any) -> States | None:

@@ -55,15 +55,6 @@ def from_frame(
     return open_rows(Opened.of(source, 1), plan, options, run_dir=None)
 
 
-def _advice(frame: Any) -> str:
-    """Return how to make a frame of an object that is none."""
-    if hasattr(frame, "collect"):  # polars' LazyFrame
-        return "Pass frame.collect()."
-    if hasattr(frame, "with_format"):  # Hugging Face's Dataset
-        return 'Pass dataset.with_format("arrow")[:].'
-    return "Convert it with pyarrow.table(...)."
-
-
 @dataclass(frozen=True)
 class _Frame(ArrowPiece):
     """A frame: a piece with a fingerprint."""
@@ -80,7 +71,8 @@ class _Frame(ArrowPiece):
             if not hasattr(frame, "__arrow_c_stream__"):
                 raise ConfigError(
                     f"from_frame: expected an Arrow table, a pandas or polars frame, or an object with "
-                    f"__arrow_c_stream__ as {name}, got {type(frame).__name__}. {_advice(frame)}"
+                    f"__arrow_c_stream__ as {name}, got {type(frame).__name__}. Convert it with "
+                    "pyarrow.table(...), or collect a lazy frame."
                 )
             try:
                 frame = pyarrow.table(frame)

@@ -6,17 +6,19 @@ vocabulary or out of range, if there is one, and by the row for missing ids.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
+from adaptive.config import KeyRules
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.rows.row_source import Block
-from adaptive.data.rows.vocabularies import Vocabulary
+from adaptive.data.rows.vocabularies import KeyKind, Vocabulary
 from adaptive.errors import InputError, shown_id
 
 Ids = NDArray[np.int64]
@@ -105,16 +107,54 @@ class Fitted(RowMap):
 
 
 @dataclass(frozen=True)
-class FeatureSource:
-    """The source of a feature: output column `slot` of the keys or, if `is_bag`, of the bags."""
+class RowRule:
+    """The mapping of categories to rows; `size`: rows, for keys at most, or minimum count of a vocabulary."""
+
+    kind: Literal["direct", "hashed", "fitted", "keyed"]
+    size: int
+    has_missing: bool = True  # direct only: True if there is a row for missing ids
+    keys: KeyRules | None = None  # keyed only
+
+    @classmethod
+    def of(cls, options: DataOptions) -> "RowRule":
+        """Return the rule for categories without a rule in a schema."""
+        if options.keys is not None:
+            return cls("keyed", options.keys.capacity, keys=options.keys.rules)
+        return cls("fitted", options.min_count) if options.vocabulary else cls("hashed", options.hash_rows)
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """A feature before its vocabulary is fitted; features of a table have equal rules."""
 
     name: str
     table: str
     slot: int
     is_bag: bool
-    rows: RowMap
+    rule: RowRule
+    kind: KeyKind = "string"
     max_length: int | None = None  # of a sequence
     padding: int | None = None  # key that is left out of bags
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The facts about data that a format provides.
+
+    Attributes:
+        transforms: (D,) "none", "log" or "standard" of each dense column, including the weight of samples.
+        time_cut: see `split_time`.
+        identity: facts that identify the data, in addition to files and options.
+        has_times: True if rows have times.
+        weight: the dense column that is the weight of samples.
+    """
+
+    features: tuple[FeaturePlan, ...]
+    transforms: tuple[str, ...]
+    time_cut: float | None
+    identity: Mapping[str, object]
+    has_times: bool = False
+    weight: int | None = None
 
 
 class Batcher:
@@ -122,28 +162,26 @@ class Batcher:
 
     Args:
         files: names for `Origin`.
-        is_log: (D,) dense columns, including the weight of samples, to scale by log(1 + max(x, 0)).
-        scales: (D, 2) mean and deviation of the others, by which they are standardized.
+        maps: table -> its mapping of keys to rows.
+        scales: (D, 2) mean and deviation of dense columns, including the weight of samples; 0 and 1: none.
         has_times: pass times on as `Batch.extras["timestamp"]`, in seconds.
-        weight: the dense column to pass on as `Batch.extras["weight"]`.
     """
 
     def __init__(
         self,
         files: tuple[str, ...],
-        features: tuple[FeatureSource, ...],
-        is_log: Flags,
+        plan: RowPlan,
+        maps: Mapping[str, RowMap],
         scales: NDArray[np.float64],
         *,
-        has_times: bool = False,
-        weight: int | None = None,
+        has_times: bool,
     ) -> None:
-        self._has_times, self._weight = has_times, weight
-        self._files = files
-        self._features = features
-        inputs = np.arange(len(is_log)) != (-1 if weight is None else weight)
-        self._is_log, self._scales = is_log[inputs], scales[inputs]
-        self._has_bags = any(feature.is_bag for feature in features)
+        self._has_times, self._weight = has_times, plan.weight
+        self._files, self._features, self._maps = files, plan.features, maps
+        inputs = np.arange(len(plan.transforms)) != (-1 if plan.weight is None else plan.weight)
+        self._is_log = np.array([transform == "log" for transform in plan.transforms], np.bool_)[inputs]
+        self._scales = scales[inputs]
+        self._has_bags = any(feature.is_bag for feature in plan.features)
         self.out_of_range: Counter[str] = Counter()
         self.truncated: Counter[str] = Counter()
 
@@ -208,18 +246,19 @@ class Batcher:
         return np.concatenate(parts), np.concatenate(ends)
 
     def _fill(
-        self, feature: FeatureSource, keys: Ids, present: Flags, out: Ids, ends: Ids | None, origin: Origin
+        self, feature: FeaturePlan, keys: Ids, present: Flags, out: Ids, ends: Ids | None, origin: Origin
     ) -> None:
-        first, count = feature.rows.fill(keys, present, out)
+        rows = self._maps[feature.table]
+        first, count = rows.fill(keys, present, out)
         if count == 0:
             return
-        assert isinstance(feature.rows, Direct)
-        if feature.rows.has_unknown:
+        assert isinstance(rows, Direct)
+        if rows.has_unknown:
             self.out_of_range[feature.name] += count
             return
         sample = first if ends is None else int(np.searchsorted(ends, first, side="right"))
         raise InputError(
-            f"{origin.where(sample)}: expected an id from 0 to {feature.rows.num_rows - 1} for {feature.name}, got "
+            f"{origin.where(sample)}: expected an id from 0 to {rows.num_rows - 1} for {feature.name}, got "
             f"{shown_id(int(keys[first]))} (sample {sample} of the batch). Correct num_embeddings or the data, or add "
             "--set data.out_of_range=oov to send such ids to an extra row."
         )

@@ -20,13 +20,12 @@ MOST_WRITTEN = 1_000_000
 _SHOWN = 20
 _TEXT_BYTES = 200
 _SHOWN_CHARACTERS = 60
-_UUIDS = "Ids in 16 bytes, such as UUIDs, are read as texts or as Arrow's type uuid."
 MEANINGS = {
     "empty": "the line is empty. Empty lines never stop a run.",
     "overlong": "the line is longer than max_line_bytes. Raise data.max_line_bytes, or check the line ends.",
-    "nul": "the line holds a NUL byte. Write the file again, as UTF-8 text. " + _UUIDS,
+    "nul": "the line holds a NUL byte. Write the file again, as UTF-8 text; ids in bytes, such as UUIDs, as texts.",
     "utf8": "the line is not UTF-8. If it is text in another encoding, convert it, for example with iconv -f latin1 -t "
-    "utf-8. " + _UUIDS,
+    "utf-8; write ids in bytes, such as UUIDs, as texts.",
     "quote": "a quoted field does not end, or text follows its closing quote. Double quotes inside quoted fields, or "
     'set quote = "" in the schema.',
     "columns": "the line has more or fewer columns than the format. Check separator and quote in the schema.",
@@ -98,9 +97,9 @@ def _shown(raw: bytes) -> str:
 class RejectLog:
     """Counts lines and bad lines of some files. Any thread may call its methods.
 
-    `max_bad_label_fraction` limits the share of bad labels, `max_bad_fraction` that of all other bad lines. While
-    reading, shares are of the lines so far, but of at least a million: a few bad lines at the start of a long file do
-    not stop a run, but a wrong separator does. At the end of a pass they are of all lines. Empty lines never stop it.
+    `max_bad_fraction` limits the share of bad lines. While reading, it is of the lines so far, but of at least a
+    million: a few bad lines at the start of a long file do not stop a run, but a wrong separator does. At the end of a
+    pass it is of all lines. Empty lines never stop it.
 
     Args:
         files: names of the files in messages.
@@ -192,21 +191,15 @@ class RejectLog:
             logger.warning("%s has the first %d bad lines; more are only counted", self._path, MOST_WRITTEN)
 
     def _check(self, num_lines: int) -> None:
-        num_labels = self._counts["label"]
-        num_others = self._counts.total() - num_labels - self._counts["empty"]
-        for number, setting, limit in (
-            (num_labels, "max_bad_label_fraction", self._options.max_bad_label_fraction),
-            (num_others, "max_bad_fraction", self._options.max_bad_fraction),
-        ):
-            if number > limit * num_lines:
-                raise InputError(self._too_many(number, setting, limit))
+        number = self._counts.total() - self._counts["empty"]
+        if number > self._options.max_bad_fraction * num_lines:
+            raise InputError(self._too_many(number))
 
-    def _too_many(self, number: int, setting: str, limit: float) -> str:
-        of_labels = setting == "max_bad_label_fraction"
-        first = next((line for cause, line in self._first if (cause == "label") == of_labels), self._first[0][1])
+    def _too_many(self, number: int) -> str:
+        first = next((line for cause, line in self._first if cause != "empty"), self._first[0][1])
         lines = [
             f"{first}. {number:,} of {self.num_lines:,} {self._unit} read so far are bad "
-            f"({self.causes_text()}); data.{setting} = {limit:g} allows fewer.",
+            f"({self.causes_text()}); data.max_bad_fraction = {self._options.max_bad_fraction:g} allows fewer.",
             *(f"  {line}" for _, line in self._first if line != first),
             *(f"{cause}: {MEANINGS[cause]}" for cause, _ in self._counts.most_common()),
         ]
@@ -216,7 +209,7 @@ class RejectLog:
             lines.append(f"All bad {self._unit} are listed in {printable(str(self._path))}.")
         lines.append(
             "Correct the file or its description (format, separator, schema), or allow more: "
-            f"--set data.{setting}=SHARE."
+            "--set data.max_bad_fraction=SHARE."
         )
         return "\n".join(lines)
 

@@ -4,15 +4,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adaptive.batch import Batch, Origin
-from adaptive.config import KeyRules
 from adaptive.data import PartRead
 from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature, require_batches
@@ -20,11 +19,13 @@ from adaptive.data.findings import SHORT, Categories, Finding, Sample, urgent_fi
 from adaptive.data.rows.batcher import (
     Batcher,
     Direct,
-    FeatureSource,
+    FeaturePlan,
     Fitted,
     Hashed,
     Keyed,
     RowMap,
+    RowPlan,
+    RowRule,
     bag_column,
 )
 from adaptive.data.rows.dense_scales import scales_of
@@ -40,7 +41,6 @@ from adaptive.data.rows.split import (
 )
 from adaptive.data.rows.vocabularies import (
     KeyCounter,
-    KeyKind,
     Vocabulary,
     extend_vocabulary,
     load_vocabularies,
@@ -55,57 +55,6 @@ logger = logging.getLogger("adaptive.data")
 _COUNTED_BYTES = 1 << 26  # on disk; rows of files up to this size are counted on request
 _WARNINGS = 2  # of the first rows; `doctor` has all findings
 _SETTINGS = {"direct": "num_embeddings", "hashed": "hash_rows", "fitted": "", "keyed": "capacity"}
-
-
-@dataclass(frozen=True)
-class RowRule:
-    """The mapping of categories to rows; `size`: rows, for keys at most, or minimum count of a vocabulary."""
-
-    kind: Literal["direct", "hashed", "fitted", "keyed"]
-    size: int
-    has_missing: bool = True  # direct only: True if there is a row for missing ids
-    keys: KeyRules | None = None  # keyed only
-
-    @classmethod
-    def of(cls, options: DataOptions) -> "RowRule":
-        """Return the rule for categories without a rule in a schema."""
-        if options.keys is not None:
-            return cls("keyed", options.keys.capacity, keys=options.keys.rules)
-        return cls("fitted", options.min_count) if options.vocabulary else cls("hashed", options.hash_rows)
-
-
-@dataclass(frozen=True)
-class FeaturePlan:
-    """A feature before its vocabulary is fitted; features of a table have equal rules."""
-
-    name: str
-    table: str
-    slot: int
-    is_bag: bool
-    rule: RowRule
-    kind: KeyKind = "string"
-    max_length: int | None = None  # of a sequence
-    padding: int | None = None  # key that is left out of bags
-
-
-@dataclass(frozen=True)
-class RowPlan:
-    """The facts about data that a format provides.
-
-    Attributes:
-        transforms: (D,) "none", "log" or "standard" of each dense column, including the weight of samples.
-        time_cut: see `split_time`.
-        identity: facts that identify the data, in addition to files and options.
-        has_times: True if rows have times.
-        weight: the dense column that is the weight of samples.
-    """
-
-    features: tuple[FeaturePlan, ...]
-    transforms: tuple[str, ...]
-    time_cut: float | None
-    identity: Mapping[str, object]
-    has_times: bool = False
-    weight: int | None = None
 
 
 def sample_of(block: Block, source: RowSource, plan: RowPlan, most: int = sys.maxsize) -> Sample:
@@ -160,54 +109,43 @@ class RowData(NamedTuple):
         return open_rows(self.opened, self.plan, options, run_dir=run_dir)
 
 
-@dataclass(frozen=True)
-class Splits:
-    """The rows of a data set for training and for evaluation; `num_train` if it is known."""
-
-    train: Split
-    evaluation: Split | None = None
-    num_train: int | None = None
-
-
 class RowDataset(Dataset):
     """Batches of files of rows.
 
     Args:
-        features: in the order of a batch's features. Their `num_embeddings` include rows for unknown and missing ids.
+        maps: table -> its mapping of keys to rows.
+        parts: rows for training, and for evaluation.
+        scales: dense input -> mean and deviation, by which it is standardized.
     """
 
     def __init__(
         self,
         source: RowSource,
-        features: Sequence[FeatureSource],
         plan: RowPlan,
+        maps: Mapping[str, RowMap],
         *,
-        parts: Splits,
+        parts: tuple[Split, Split | None],
         options: DataOptions,
         identity: dict[str, object],
         scales: Mapping[str, tuple[float, float]],
     ) -> None:
-        self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in features)
-        self.tables = tuple(feature.table for feature in features)
+        self.features = tuple(Feature(feature.name, maps[feature.table].num_embeddings) for feature in plan.features)
+        self.tables = tuple(feature.table for feature in plan.features)
         self.dense_names = source.formats[0].dense_names
         self.num_dense = len(plan.transforms) - (plan.weight is not None)
         self.key_rules = {feature.table: feature.rule.keys for feature in plan.features if feature.rule.keys}
-        self.sequences = {feature.name: feature.max_length for feature in features if feature.max_length is not None}
+        self.sequences = {item.name: item.max_length for item in plan.features if item.max_length is not None}
         self.bags = tuple(feature.name for feature in plan.features if feature.is_bag)
         self.keep_negatives = 1 - options.drop_negatives
-        self._source, self._parts, self._options, self._identity = source, parts, options, identity
+        self._source, self._options, self._identity = source, options, identity
+        self._train, self._evaluation = parts
         self.hash_rows = {item.table: item.rule.size for item in plan.features if item.rule.kind == "hashed"}
         by_time = any(isinstance(rules.expire, str) for rules in self.key_rules.values())
-        self._batcher = Batcher(
-            source.names(),
-            tuple(features),
-            np.array([transform == "log" for transform in plan.transforms], np.bool_),
-            np.array([scales.get(name, (0.0, 1.0)) for name in _dense_columns(source)]).reshape(-1, 2),
-            has_times=by_time,
-            weight=plan.weight,
-        )
+        ordered = [scales.get(name, (0.0, 1.0)) for name in _dense_columns(source)]
+        self._batcher = Batcher(source.names(), plan, maps, np.array(ordered).reshape(-1, 2), has_times=by_time)
         self._plan, self._is_examined = plan, False
-        self._num_train, self._may_be_empty = parts.num_train, False
+        self._num_train = self._train.num_rows if self._train.limit is None else self._train.limit
+        self._may_be_empty = False
         self._part_read: PartRead | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
@@ -217,7 +155,7 @@ class RowDataset(Dataset):
             InputError: at once if the files have no labels; while iterating if a file cannot be read, too many lines
                 are bad, an id is out of range, or there is no row.
         """
-        part = self._parts.train
+        part = self._train
         for file in part.files:
             if not self._source.formats[file].is_labelled:
                 raise InputError(
@@ -233,7 +171,7 @@ class RowDataset(Dataset):
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Return batches of the evaluation part in file order; labels are NaN if a file has none."""
-        part = self._parts.evaluation
+        part = self._evaluation
         if part is None:
             return iter(())
         return self._required(self._in_order(part, batch_size), "to evaluate on", part.files)
@@ -244,7 +182,7 @@ class RowDataset(Dataset):
         Args:
             is_first: False leaves out warnings that the first file of the folder has given.
         """
-        self._parts = replace(self._parts, evaluation=self._parts.train)
+        self._evaluation = self._train
         self._may_be_empty = True
         self._is_examined = not is_first
 
@@ -287,9 +225,9 @@ class RowDataset(Dataset):
         """Return the training rows; None if files exceed 64 MiB, or negatives are dropped."""
         if self._options.drop_negatives:
             return None
-        train = self._parts.train
-        if self._num_train is None and self._source.size(train.files) <= _COUNTED_BYTES:
-            self._num_train = survey(self._source, train.files, window=train.window).num_rows
+        files = self._train.files
+        if self._num_train is None and self._source.size(files) <= _COUNTED_BYTES:
+            self._num_train = survey(self._source, files, window=self._train.window).num_rows
         return self._num_train
 
     def raw_values(self, columns: Sequence[str]) -> Callable[[Batch], list[Sequence[Any]]]:
@@ -350,13 +288,8 @@ def open_rows(opened: Opened, plan: RowPlan, options: DataOptions, *, run_dir: P
     checksums = {table: vocabulary.checksum() for table, vocabulary in vocabularies.items()}
     return RowDataset(
         source,
-        [
-            FeatureSource(
-                item.name, item.table, item.slot, item.is_bag, maps[item.table], item.max_length, item.padding
-            )
-            for item in plan.features
-        ],
         plan,
+        maps,
         parts=_parts(opened, counted, plan.time_cut, options),
         options=options,
         identity={**plan.identity, **options.identity(), "vocabularies": checksums}
@@ -441,14 +374,16 @@ def _extend_stored(vocabularies: dict[str, Vocabulary], folder: Path) -> dict[st
     return result
 
 
-def _parts(opened: Opened, counted: Survey | None, time_cut: float | None, options: DataOptions) -> Splits:
+def _parts(
+    opened: Opened, counted: Survey | None, time_cut: float | None, options: DataOptions
+) -> tuple[Split, Split | None]:
+    """Return the rows for training, and for evaluation."""
     source, train, evaluation = opened
     if options.holdout is not None:
         assert counted is not None
-        first, last = split_last(counted, train, options.holdout)
-        return Splits(first, last, first.limit)
+        return split_last(counted, train, options.holdout)
     if time_cut is not None:
         check_time_split(source, train, time_cut, options.time_split)
-        return Splits(*split_time(train, time_cut))
+        return split_time(train, time_cut)
     num_train = counted.num_rows if counted is not None else None
-    return Splits(Split(train, num_rows=num_train), Split(evaluation) if evaluation else None, num_train)
+    return Split(train, num_rows=num_train), Split(evaluation) if evaluation else None

@@ -125,7 +125,7 @@ def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, sett
     Raises:
         InputError: if no row has; names the last time in the data. Also if a file cannot be read.
     """
-    options = DataOptions(max_bad_fraction=1.0, max_bad_label_fraction=1.0)  # training counts bad lines again
+    options = DataOptions(max_bad_fraction=1.0)  # training counts bad lines again
     quiet = source.noted_in(RejectLog(source.names(), options, None))
     last = -math.inf
     for piece in reversed(files):

@@ -21,8 +21,9 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.findings import Finding
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text_fields import parse_iso_time
+from adaptive.data.rows.batcher import FeaturePlan, RowPlan, RowRule
 from adaptive.data.rows.data_files import DataFile, find_files
-from adaptive.data.rows.row_dataset import FeaturePlan, RowData, RowPlan, RowRule
+from adaptive.data.rows.row_dataset import RowData
 from adaptive.data.rows.row_source import Column, RowFormat, key_of
 from adaptive.data.text.schema import (
     DEFAULT_LENGTH,

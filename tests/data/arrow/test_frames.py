@@ -114,21 +114,6 @@ def test_missing_lists_are_empty_bags() -> None:
     assert batch.offsets.tolist() == [0, 1, 1]
 
 
-def test_what_is_no_frame_has_advice_that_works() -> None:
-    polars = pytest.importorskip("polars", reason="polars is not installed")
-    schema = {"categorical": [{"columns": ["a"], "kind": "int"}]}
-    lazy = polars.LazyFrame({"a": [1]})
-    with pytest.raises(ConfigError, match=r"got LazyFrame\. Pass frame\.collect\(\)"):
-        from_frame(lazy, schema)
-    assert from_frame(lazy.collect(), schema).features
-
-    class Dataset:  # as Hugging Face's
-        def with_format(self, kind: str) -> None: ...
-
-    with pytest.raises(ConfigError, match=r'Pass dataset\.with_format\("arrow"\)\[:\]'):
-        from_frame(Dataset(), schema)
-
-
 def test_frames_that_arrow_has_no_type_for_are_refused() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     schema = {"label": {"column": "y"}, "categorical": [{"columns": ["u"], "hash_rows": 9}]}

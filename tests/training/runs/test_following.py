@@ -259,7 +259,7 @@ def test_a_finished_run_goes_on_with_later_files(tmp_path: Path, capsys: pytest.
     command = ["run", "--data", f"csv:{tmp_path / 'in'}", "--schema", f"{tmp_path / 'schema.toml'}", "--follow"]
     command += [
         "--set",
-        "data.max_bad_label_fraction=0.1",
+        "data.max_bad_fraction=0.1",
         "--until",
         "idle=1s",
         "--batch-size",
