@@ -1,8 +1,6 @@
 """Every benchmark at its smallest size: equal results, ratios, and the document."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,59 +18,14 @@ from benchmarks import (
 )
 from benchmarks.harness import NotEqual
 from benchmarks.peers_torch import EmbeddingBags
-from benchmarks.streams import kaggle_tables, make_batches, zipf
+from benchmarks.streams import kaggle_tables, make_batches
 from benchmarks.variants import Case, Ours, Setup
-
-DLRM_STUB = '''
-import torch
-from torch import nn
-
-print("does without an optional package")
-
-
-class DLRM_Net(nn.Module):
-    """The interface of facebookresearch/dlrm that the benchmark uses."""
-
-    def __init__(self, m_spa, ln_emb, ln_bot, ln_top, arch_interaction_op=None, sigmoid_top=-1):
-        super().__init__()
-        assert arch_interaction_op == "dot"
-        self.emb_l = nn.ModuleList([nn.EmbeddingBag(int(n), m_spa, mode="sum", sparse=True) for n in ln_emb])
-        self.bot_l, self.top_l = self._mlp(ln_bot, -1), self._mlp(ln_top, sigmoid_top)
-
-    def _mlp(self, sizes, sigmoid):
-        layers = []
-        for i in range(sizes.size - 1):
-            layers += [nn.Linear(int(sizes[i]), int(sizes[i + 1])), nn.Sigmoid() if i == sigmoid else nn.ReLU()]
-        return nn.Sequential(*layers)
-
-    def forward(self, dense_x, lS_o, lS_i):
-        x = self.bot_l(dense_x)
-        vectors = torch.stack([x] + [one(i, o) for one, o, i in zip(self.emb_l, lS_o, lS_i)], dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
-        return self.top_l(torch.cat([x, products[:, rows, columns]], dim=1))
-'''
 
 
 @pytest.fixture
 def one_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use only peers that are always installed."""
     monkeypatch.setattr(bench_step, "PEERS", {"torch": EmbeddingBags})
-
-
-def test_ids_follow_the_law_and_stay_in_the_table() -> None:
-    ids = zipf(np.random.default_rng(0), 200_000, 1000, 1.05)
-    counts = np.sort(np.bincount(ids, minlength=1000))[::-1]
-    assert ids.min() >= 0 and len(counts) == 1000
-    assert counts[0] / counts[9] == pytest.approx(10**1.05, rel=0.35)  # the continuous law favors the first a little
-    assert (counts[:500] > 0).all()
-
-
-def test_multi_hot_bags_hold_the_wanted_number_of_ids_on_average() -> None:
-    (batch,) = make_batches(kaggle_tables(20_000, 4), 1, 256, mean_hot=20)
-    sizes = np.diff(batch.offsets)
-    assert sizes.min() == 1 and sizes.max() == 39
-    assert sizes.mean() == pytest.approx(20, rel=0.05)
 
 
 def test_step(one_peer: None) -> None:
@@ -97,16 +50,6 @@ def test_a_peer_that_learns_differently_is_not_timed(monkeypatch: pytest.MonkeyP
 def test_a_missing_optimizer_is_absent(one_peer: None) -> None:
     report = bench_step.bench_embeddings(Case(32, 4, "rowwise_adagrad"), bench_step.SETTINGS["smoke"])
     assert "rowwise_adagrad" in report.absent["embedding_vs_torch_rowwise_adagrad_d4_b32"]
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in the place of a checkout, importable and not imported yet."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("dlrm_s_pytorch", "optim", "optim.rwsadagrad"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    (tmp_path / "dlrm_s_pytorch.py").write_text(DLRM_STUB)
-    return tmp_path
 
 
 def test_plan() -> None:

@@ -1,26 +1,27 @@
-"""The study of skipping: runs are stored and not repeated, controls, tables."""
+"""Studies of skipping and of models of sequences: runs are stored and not repeated, controls, tables."""
 
-import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import study_events, study_sequences
 from benchmarks.study_cells import OFF, Block, Setting, Way, ruled, stream
-from benchmarks.study_report import block_table, verdict_table
+from benchmarks.study_report import block_table
 from benchmarks.study_runs import Run, Runs, fingerprint
 from benchmarks.study_skipping import run_blocks
-from benchmarks.study_verdicts import holm, outcomes, publish
+from benchmarks.study_verdicts import holm, outcomes
 
-DEFER = ruled("defer", "support.skip_rules:Waits")
+EAGER = {"interval": 2, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
+DEFER = Way("defer", "lfu", config={"skip": {**EAGER, "rule": "support.skip_rules:Waits"}})
 DROP = ruled("inputs", "adaptive.policies.random_drop:Drop+share=0.3")
-SKIP: dict[str, Any] = {"interval": 2, "min_accesses": 1, "feedback_delay": 0}
 
 
 def tiny(**config: Any) -> Setting:
     model = {"embedding_dim": 2, "bottom_mlp": "2", "top_mlp": "4-1"}
-    usual: dict[str, Any] = {"batch_size": 100, "model_options": model, "skip": SKIP, "epochs": 2}
+    usual: dict[str, Any] = {"batch_size": 100, "model_options": model, "epochs": 2}
     return stream("easy", 2000, evaluated=500, **(usual | config))
 
 
@@ -49,7 +50,7 @@ def test_a_stopped_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     runs = {run.label: run for run in Runs(path)}
     assert list(runs) == ["off", "defer", "inputs", "random as inputs", "negatives as inputs"]
     assert not any(run.error for run in runs.values())
-    assert runs["off"].summary["skipped_update_share"] == 0 < runs["defer"].summary["skipped_update_share"]
+    assert runs["off"].summary["deferred_update_share"] == 0 < runs["defer"].summary["deferred_update_share"]
     dropped = runs["inputs"].summary["skipped_input_share"]
     assert dropped >= 0.05
     assert runs["random as inputs"].summary["skipped_input_share"] == pytest.approx(dropped, abs=0.1)
@@ -68,14 +69,20 @@ def test_a_run_with_other_settings_is_not_reused(tmp_path: Path) -> None:
     assert runs.get(setting, Way("defer", options={"warmup": 1}), 0) is None
 
 
-def test_a_line_cut_short_is_removed(tmp_path: Path) -> None:
-    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
-    runs.add(made(setting, OFF, 0, 0.7))
-    with runs.path.open("a") as file:
-        file.write('{"setting": "ea')
-    again = Runs(runs.path)
-    again.add(made(setting, OFF, 1, 0.7))
-    assert [run.seed for run in Runs(runs.path)] == [0, 1]
+def test_models_of_sequences_are_trained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADAPTIVE_DATA", str(tmp_path))  # real sets are not there
+    small = partial(study_events.write_stream, most=5)
+    monkeypatch.setattr(study_events, "write_stream", lambda path, samples: small(path, samples=400))
+    monkeypatch.setattr("sys.argv", ["study", "--runs", str(tmp_path / "runs.jsonl"), "--seeds", "1"])
+    study_sequences.main()
+    runs = list(Runs(tmp_path / "runs.jsonl"))
+    assert [run.label for run in runs] == ["dlrm", "din"] and not any(run.error for run in runs)
+    table = capsys.readouterr().out
+    assert f"| taobao-shaped | 1 | {runs[0].summary['auc']:.4f} ± nan" in table
+    study_sequences.main()
+    assert len(list(Runs(tmp_path / "runs.jsonl"))) == 2
 
 
 # --- the report ----------------------------------------------------------------------------------------------------
@@ -123,44 +130,3 @@ def test_holm_adjusts_by_rank_and_keeps_the_order() -> None:
 )
 def test_a_line_has_three_outcomes(differences: list[float], outcome: str) -> None:
     assert outcomes([differences], 0.0005) == [outcome]
-
-
-def test_lines_of_a_table_share_their_level() -> None:
-    """A line that is shown alone, at 3%, is not among ten; one that is clear stays."""
-    weak, clear = [-0.0002, -0.0004, 0.0001, -0.0001], [0.0, 0.00001, -0.00001, 0.0]
-    assert outcomes([weak], 0.0005) == ["shown"]
-    assert outcomes([weak] * 9 + [clear], 0.0005) == ["not shown"] * 9 + ["shown"]
-
-
-def test_a_tested_table_has_outcomes_time_and_speed(tmp_path: Path) -> None:
-    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
-    point = {"step": 5, "auc": 0.7, "log_loss": 0.5}
-
-    def add(way: Way, seed: int, auc: float, seconds: float, **more: Any) -> None:
-        work = [
-            {"step": 5 * n, "samples_read": 1000 * n, "seconds": 1.0, "cpu_seconds": n * seconds - 1} for n in (1, 2)
-        ]
-        points = [{**point, "auc": 0.6}, {**point, "auc": auc}]
-        results = {"evaluations": points, "evaluation_work": work, "calibration": 1.01, **more}
-        runs.add(made(setting, way, seed, auc, **results))
-
-    for seed in (100, 101, 102):
-        add(OFF, seed, 0.7, 10.0)
-        add(DEFER, seed, 0.7 + seed * 1e-7, 4.0, skipped_input_share=0.7)
-    block = Block("b", (setting,), (OFF, DEFER), first_seed=100, bar=0.0003)
-    head, _, control, line = (text.strip("| ").split(" | ") for text in verdict_table(block, runs).splitlines())
-    assert control[:2] == ["easy", "off"] and control[head.index("seeds")] == "3"
-    numbers = dict(zip(head, line, strict=True))
-    assert numbers["inputs"] == "70.0%" and numbers["calibration"] == "1.010"
-    assert line[head.index("within 0.0003")] == "shown"
-    assert numbers["time to AUC"] == "0.37, 3 of 3" and numbers["data per second"] == "2.50"
-    published = tmp_path / "published.jsonl"
-    publish(runs, published)
-    lines = [json.loads(text) for text in published.read_text().splitlines()]
-    assert lines[1] == [
-        "easy",
-        "defer",
-        100,
-        {"auc": 0.70001, "log_loss": 0.5, "calibration": 1.01, "skipped_input_share": 0.7}
-        | {"cpu_seconds": 7.0, "samples_read": 2000.0},
-    ]

@@ -5,9 +5,6 @@ import io
 import tarfile
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from benchmarks import study_events as events
 
 
@@ -36,21 +33,6 @@ def test_next_items(tmp_path: Path) -> None:
     assert all(line.split(",")[0] == "0" and line.split(",")[1] in "23" for line in rest[1::2])
 
 
-def test_history_is_cut(tmp_path: Path) -> None:
-    events.write_next_items([list(range(20))], tmp_path / "x.csv")
-    assert lines(tmp_path / "x.csv")[-1].split(",")[3] == "|".join(map(str, range(8, 18)))
-
-
-@given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6))
-def test_last_and_but_last_make_up_all(sequences: list[list[int]]) -> None:
-    if not any(len(sequence) > 1 for sequence in sequences):
-        return
-    places = {part: [(id(s), at) for sequence in sequences for s, at in events._places(sequence, part)]
-              for part in ("all", "but last", "last")}  # fmt: skip
-    assert sorted(places["but last"] + places["last"]) == sorted(places["all"])
-    assert len(places["last"]) == sum(len(sequence) > 1 for sequence in sequences)
-
-
 def test_invoices(tmp_path: Path) -> None:
     archive = tmp_path / "days.tar.gz"
     head = "InvoiceNo,StockCode,Description,Quantity,InvoiceDate,UnitPrice,CustomerID,Country\n"
@@ -69,8 +51,3 @@ def test_invoices(tmp_path: Path) -> None:
         "0,6,2.55,84,17850.0,United Kingdom,2,8",
         "1,3,1.5,85,,France,3,9",
     ]
-
-
-def test_a_sequence_without_a_next_item_gives_no_line(tmp_path: Path) -> None:
-    events.write_next_items([[1], [2, 3]], tmp_path / "x.csv", part="last")
-    assert [line.split(",")[0] for line in lines(tmp_path / "x.csv")[1:]] == ["1", "0"]

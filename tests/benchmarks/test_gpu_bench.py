@@ -1,33 +1,29 @@
-"""Every stage of `benchmarks.gpu` at tiny sizes on the CPU."""
+"""`benchmarks.gpu` on the CPU: its plans, whose stages are processes, and what its comparisons refuse to time."""
 
 import gc
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from adaptive.counters import Counter
-from adaptive.training.trainer import Trainer
-from benchmarks import harness
-from benchmarks.gpu import (
-    bench_gpu_probe,
-    bench_gpu_step,
-    plans,
-    workloads,
-)
+from benchmarks.gpu import plans, workloads
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.comparison import Comparison, Effort, fill
+from benchmarks.gpu.suite import run_suite
 from benchmarks.gpu.turns import Point, Timing
 from benchmarks.gpu.variants import STORED, Spec, Tiers
 from benchmarks.gpu.workloads import Workload
 from benchmarks.harness import Report
 from benchmarks.peers_torch import EmbeddingBags
 
-TINY: dict[str, Any] = {
-    "device": "cpu-torch", "copy_megabytes": 1, "rounds": 1, "steps": 1, "turn_seconds": 0.01, "check_samples": 16,
-    "batch": 16, "gigabytes": 20_000 * 16 / 1e9, "seconds": 600.0,
-}  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+GPU_ONLY = {"ncu", "compute-sanitizer"}
 EFFORT = Effort(rounds=1, steps=1, turn_seconds=0.01, check_samples=16)
 SMALL = Workload(gigabytes=20_000 * 16 / 1e9, dim=4, optimizer="sgd")
 HERE = Point(32, 1)
@@ -44,59 +40,22 @@ def no_faults(report: Report) -> None:
     assert [reason for name, reason in report.absent.items() if name.startswith("bench_")] == []
 
 
-def test_probe() -> None:
-    changes = ["device=cpu-torch", *plans.TINY["probe"]]
-    report = bench_gpu_probe.run(harness.changed(bench_gpu_probe.SETTINGS["full"], changes))
-    no_faults(report)
-    figures = {"b32_d8_update_usual_ms", "b16_d8_heavy_pool_over_floor", "find_832_lookups_ms"}
-    assert {f"gpu_probe_{name}" for name in figures} <= set(report.figures)
-    assert all(value >= 0 for value in report.figures.values())
+# --- plans ---------------------------------------------------------------------------------------------------------
 
 
-def test_whole_step() -> None:
-    settings = replace(
-        bench_gpu_step.SETTINGS["full"], **TINY, dim=4, shares=(25,), batches=(64,), depths=(0,), dims=(6,),
-        sizes=(0.0004,),
-    )  # fmt: skip
-    report = bench_gpu_step.run(settings)
-    no_faults(report)
-    size = "_0.00032gb"
-    variants = {
-        "",
-        "_lru_10pct_transfer_staged",
-        "_lru_10pct_trainer_1",
-        "_lfu_10pct",
-        "_scratchpipe_10pct",
-        "_slipstream_10pct",
-        "_lru_25pct",
-    }
-    assert {f"gpu_staged_vs_device{one}{size}" for one in variants} <= set(report.ratios)
-    for ratio in ("gpu_staged_vs_hybrid", "gpu_staged_vs_torch_sgd", "gpu_staged_vs_torch_host_adam",
-                  "gpu_staged_vs_hybrid_d6", "gpu_staged_vs_hybrid_heavy"):  # fmt: skip
-        assert report.ratios[f"{ratio}{size}"] > 0
-    assert report.ratios[f"gpu_staged_vs_device_lru_10pct_lookups_device_heavy{size}"] > 0
-    assert "gpu_staged_vs_device_0.00032gb_bf16" in report.ratios and "gpu_staged_vs_device_0.0004gb" in report.ratios
-    assert not [note for note in report.notes if "NOT bit for bit" in note]
-    table = report.tables[0]
-    lines = [dict(zip(table.header, row, strict=True)) for row in table.rows]
-    rows = {
-        (row["variant"], row["depth"]): row for row in lines if row["workload"].endswith("width 4, rowwise_adagrad")
-    }
-    assert rows["device", "4"]["hit rate"] == "100.0%" and rows["hybrid", "4"]["hit rate"] == "0.0%"
-    assert ("lru, 10%", "0") in rows
-    assert rows["lru, 10%, trainer=1", "4"]["rows moved"] != "-"
+def test_the_whole_suite_on_the_cpu() -> None:
+    report = run_suite("cpu-torch", 600)
+    assert report.absent == {} and report.ratios["gpu_tests_failed"] == 0, report.notes
+    assert report.figures["gpu_tests_passed"] > 60
 
 
-def test_variants_by_name_are_timed_at_every_batch_size() -> None:
-    changes = [*plans.TINY["step"], "device=cpu-torch", "batches=16,32", "precisions=tf32", "ids=2"]
-    variants = "device,lru:20:trainer=1,lru:20:plan_threads=2:tracker_threads=2:lookups=device"
-    settings = harness.changed(bench_gpu_step.SETTINGS["full"], [*changes, f"variants={variants}"])
-    report = bench_gpu_step.run(settings)
-    no_faults(report)
-    assert not report.notes
-    rows = [(row[0].rpartition("2 ids a bag, ")[2], row[1], row[2]) for row in report.tables[0].rows]
-    names = ["device", "lru, 20%, trainer=1", "lru, 20%, lookups=device, plan_threads=2, tracker_threads=2"]
-    assert rows == [("tf32", batch, name) for name in names for batch in ("16", "32")]
+@pytest.mark.parametrize("plan", sorted(set(plans.PLANS) - {"everything"}))
+def test_a_plan_on_the_cpu(plan: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.plans", plan, "--device", "cpu-torch", "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=900)
+    absent = json.loads((tmp_path / "results.json").read_text())["absent"]
+    assert not [name for name in absent if name not in GPU_ONLY and "FBGEMM" not in name], absent
+    assert (tmp_path / "tables.md").read_text().count("\n| ") > 5
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
@@ -146,24 +105,6 @@ def test_every_row_is_stored_and_evicted_rows_written_back() -> None:
     (timing,) = timings(SMALL, {Spec("lru", 10): [HERE]}, report)
     fetched, back = (timing.it.per_step(counter) for counter in (Counter.FETCHED, Counter.WRITTEN_BACK))
     assert fetched > 0 and back > 0.9 * timing.it.per_step(Counter.EVICTED) > 0
-
-
-def test_a_line_by_trainer_trains_the_same_and_counts_every_step() -> None:
-    report = Report()
-    comparison = Comparison(Accelerator("cpu-torch"), SMALL, replace(EFFORT, rounds=3, steps=4), report)
-    (timing,) = comparison.run({Spec("lru", 20, trainer=1): [HERE]}, seconds=600)
-    no_faults(report)
-    assert not report.notes and len(timing.it.seconds) == 3
-    statistics = timing.it.statistics
-    assert statistics is not None and statistics.batches == 4 * (HERE.depth + 2 + 4)  # with the warm-up's turn
-    assert statistics.counts.sum(axis=0)[Counter.LOOKUPS] == statistics.batches * HERE.batch * 26
-
-
-def test_an_error_in_training_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trainer, "measure", lambda self, planned: {}["lost"])
-    report = Report()
-    assert timings(SMALL, {Spec("lru", 20, trainer=1): [HERE]}, report) == []
-    assert "KeyError: 'lost'" in report.absent.popitem()[1]
 
 
 def test_a_turn_leaves_out_batches_of_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
