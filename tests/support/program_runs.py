@@ -367,6 +367,23 @@ class Tiered(Tables):
             sum(one.sum() for one in self._tables(read).values()).backward()
             with pytest.raises(ValueError, match="expected gradients of the current batch"):
                 self._tables.step()
+        elif name == "load":
+            with pytest.raises(ConfigError, match="look-ahead"):
+                self._tables.rows.load_state_arrays(self._tables.rows.state_arrays())
+        elif name == "writes":
+            self._write_into_what_was_given(batch)
+
+    @torch.no_grad()
+    def _write_into_what_was_given(self, batch: Planned) -> None:
+        """All of it is a copy."""
+        for table in self._configs:
+            self._tables.rows.table_weights(table.name).fill(9)
+            for block in self._tables.rows.table_blocks(table.name):
+                block.fill(8)
+        for array in self._tables.rows.state_arrays().values():
+            array.fill(7)
+        for tensor in (*self._tables.state_dict().values(), *self._tables(batch).values(), batch.dense, batch.labels):
+            tensor.fill_(6)
 
     # --- rows at rest --------------------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ MISUSES: Final = (
     "other tables",
     "ended forward",
     "ended backward",
+    "load",
+    "writes",
 )
 DEEDS: Final = ("torch", "npz", "separate", "grow", "load_table", "rate", "flush", "read")
 LOSSLESS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
