@@ -85,10 +85,9 @@ class GroupBatch:
         nothing = Feedback(np.zeros(0, np.int64), np.zeros((1, 0), np.float32))
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: nothing
-        rows, wants_norms = plan.written_rows, self._tiered.planner.reads_norms
-        norms = device.update(plan, self.device_plan, self.gradients, found_inf, wants_norms=wants_norms)
+        rows, norms = plan.written_rows, device.update(plan, self.device_plan, self.gradients, found_inf)
         self.gradients = None
-        if not wants_norms:
+        if not plan.norm_lines:
             return lambda: nothing
         applied_visits = np.zeros(0, np.int32) if plan.deferred is None else plan.deferred.applied_visits
 

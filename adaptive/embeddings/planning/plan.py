@@ -126,6 +126,7 @@ class GroupPlan:
     tally: Int64s  # (tables of the group, counters)
     hot_counts: Int64s  # (2, tables of the group) hot and saturated rows as of the rule's latest call, for reports
     deferred: Deferred | None = None
+    norm_lines: int = 0  # of norms that the planner reads: 1: those of updates, 2: those of the rows before them, too
     on_device: OnDevice | None = None  # if the device has lookups; no row is used on the host then
 
     @property
@@ -150,7 +151,7 @@ class Feedback:
     """Measurements of one group's rows after a trained batch, for the planning thread."""
 
     rows: Int64s  # (U,) rows that were updated, the last k of them with a sum of gradients
-    norms: Floats  # (1 or 2, U) L2 norm of each update and, if there is a hot set, of the row before it
+    norms: Floats  # (1 or 2, U) L2 norm of each update and, if the plan wants it, of the row before it
     applied_visits: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))  # (k,) gradients in each sum
 
 

@@ -103,7 +103,9 @@ class Planner:
             PolicyError: if the policy fails.
         """
         rows, num_rows = distinct.rows, len(distinct.rows)
-        num_hot, row_entries = (0, NO_ENTRIES) if self.skipper is None else (num_rows, self.skipper.hot.row_entries)
+        skipper, num_hot, row_entries = self.skipper, 0, NO_ENTRIES
+        if skipper is not None and (not skipper.is_idle or skipper.measures(number)):
+            num_hot, row_entries = num_rows, skipper.hot.row_entries
         of_rows = (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)
         of_hot = (np.uint32, num_hot), (np.int32, num_hot)
         locations, missing, undo, seen, entries = allocate(self._memory, *of_rows, *of_hot)
@@ -131,8 +133,8 @@ class Planner:
 
     @property
     def _mark(self) -> int:
-        """Flags for the slots of a batch's rows: without skipping it changes all of them."""
-        return 0 if self.skipper is not None else int(books.DIRTY)
+        """Flags for the slots of a batch's rows: if nothing is skipped it changes all of them."""
+        return int(books.DIRTY) if self.skipper is None or self.skipper.is_idle else 0
 
     def commit(self, lookups: Lookups, changes: "SlotChanges") -> GroupPlan:
         """Apply the decisions of `prepare` to the books, and return the batch's plan."""
@@ -141,14 +143,18 @@ class Planner:
         row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         self._count_bytes(pooling, tally)
-        if self.skipper is None:
-            return GroupPlan(number, pooling, row_updates, moves, tally, self.hot_counts, None, lookups.on_device)
-        assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
-        decision = self.skipper.decide(distinct, changes.entered, tally)
-        if decision.deferred is None:
-            row_updates = row_updates.take(decision.written)
-        self.slots.mark_dirty(decision.written, locations)
-        of_rule = self.hot_counts, decision.deferred
+        skipper, deferred, norm_lines = self.skipper, None, self._norm_lines(number)
+        if skipper is not None and skipper.is_idle:
+            if norm_lines > 1:
+                skipper.follow(distinct, changes.entered)
+        elif skipper is not None:
+            assert len(lookups.vectors) == lookups.segments[-1], "skipping needs the lookups by row on the host"
+            decision = skipper.decide(distinct, changes.entered, tally)
+            deferred = decision.deferred
+            if deferred is None:
+                row_updates = row_updates.take(decision.written)
+            self.slots.mark_dirty(decision.written, locations)
+        of_rule = self.hot_counts, deferred, norm_lines
         return GroupPlan(number, pooling, row_updates, moves, tally, *of_rule, lookups.on_device)
 
     def commit_books(self, changes: "SlotChanges", bags: Bags | None) -> tuple[Int64s, Int64s]:
@@ -260,10 +266,11 @@ class Planner:
         hot = None if self.skipper is None else self.skipper.hot
         return self._policy_caller.score(self._stats.of(rows, question.number, question.window, hot=hot))
 
-    @property
-    def reads_norms(self) -> bool:
-        """True if policy or skip rule can ask how far updates moved rows."""
-        return self.tracker.update_norm is not None or self.skipper is not None
+    def _norm_lines(self, number: int) -> int:
+        """Lines of norms to read of batch `number`: 1 if the policy may ask for their sums, 2 if sizes are measured."""
+        if self.skipper is not None and self.skipper.measures(number):
+            return 2
+        return int(self.tracker.update_norm is not None)
 
     def learn(self, feedback: Feedback) -> None:
         """Store the feedback of a trained batch."""

@@ -219,6 +219,8 @@ class StatsSource:
 
 
 DROP_EVERY: Final = 16  # calls of the rule between two searches for inactive rows
+MEASURED: Final = 16  # batches, about, whose update sizes are measured between two calls of the rule
+GOLDEN_RATIO: Final = 0x9E3779B97F4A7C15  # its fraction times 2**64
 PATIENCE: Final = 8  # a row is inactive after so many times its usual distance between lookups
 FEW: Final = 16  # fewer inactive rows than this fraction of the set are not worth a pause of training
 
@@ -247,6 +249,7 @@ class Skipper:
 
     hot: HotSet
     hot_counts: Int64s  # see `Planner.hot_counts`
+    is_idle: bool  # True if all answers are 1 and no sum is pending: every row is updated now
 
     def __init__(
         self,
@@ -268,6 +271,7 @@ class Skipper:
         """Start over, because other rows have been loaded."""
         self.hot = HotSet(self._capacity, self._skip, self._group.num_rows)
         self.hot_counts = np.zeros((2, len(self._group.tables)), np.int64)
+        self.is_idle = True
 
     @property
     def num_bytes(self) -> int:
@@ -277,6 +281,19 @@ class Skipper:
     def defers(self) -> bool:
         """True if gradients may be accumulated."""
         return self._policy_caller.defers
+
+    def measures(self, number: int) -> bool:
+        """True if the update sizes of batch `number` are measured.
+
+        The rule needs a mean of the latest few, and measuring each batch would take 3% of a small model's step. Batches
+        are chosen by multiples of the golden ratio, which have no period: a row whose sum is applied in every k-th
+        batch is measured as often as any other.
+        """
+        return number * GOLDEN_RATIO % 2**64 * self._skip.interval < 2**64 * MEASURED
+
+    def follow(self, distinct: Distinct, entered: Entered) -> None:
+        """Admit the rows of a batch, all of which are updated now, so that their sizes are taken in."""
+        self.hot.admit(distinct.rows, entered.seen, entered.entries, np.empty(len(distinct.rows), np.int32))
 
     def decide(self, distinct: Distinct, entered: Entered, tally: Int64s) -> Decision:
         """Decide what happens to the gradients of a batch's distinct rows; count it in `tally`.
@@ -313,7 +330,7 @@ class Skipper:
         answers = self._policy_caller.visits(stats)  # called in the warm-up too, so that errors do not come late
         hot.answers[entries] = answers if number >= self._rule.warmup else 1
         hot.saturated[entries] = hot.is_saturated(entries)
-        self.count_hot_rows()
+        self._note_answers()
 
     def inactive_entries(self, number: int) -> Int64s:
         """(n,) entries to drop before batch `number` is planned, ascending.
@@ -337,7 +354,7 @@ class Skipper:
         No batch is in flight, all feedback has arrived, and the others have no sums.
         """
         self.hot.retain(entries)
-        self.count_hot_rows()
+        self._note_answers()
 
     def learn(self, feedback: Feedback) -> None:
         """Take in the sizes of a trained batch's updates."""
@@ -346,6 +363,12 @@ class Skipper:
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """Restore the hot rows of a checkpoint: `columns` of the hot set, in order of entry."""
         self.hot.restore(columns)
+        self._note_answers()
+
+    def _note_answers(self) -> None:
+        """Follow answers and entries that have changed."""
+        hot, entries = self.hot, slice(0, self.hot.num_entries)
+        self.is_idle = bool((hot.answers[entries] == 1).all()) and not hot.deferred[entries].any()
         self.count_hot_rows()
 
     def count_hot_rows(self) -> None:

@@ -31,12 +31,10 @@ class CpuRows:
     Attributes:
         weights: (slots, D), state: (slots, S), float32 or bfloat16.
         scratch: (threads, >= D) float32, for kernels.
-        measures_rows: True to return the L2 norms of rows along with those of their updates.
     """
 
     def __init__(self, host: HostTier, num_slots: int = 0, fill: float = 0.0) -> None:
         self._host = host
-        self.measures_rows = False
         self.use(host.optimizer)
         threads, width = max(numba.get_num_threads(), 1), host.weights.shape[1]
         self.scratch = update_scratch(threads, width)
@@ -61,16 +59,13 @@ class CpuRows:
         slots = self.weights if rows is None else rows
         pool.pool(out, bags, slots, self._host.weights, len(self.scratch))
 
-    def update(self, row_updates: RowUpdates, gradients: Floats, number: int) -> Floats:
+    def update(self, row_updates: RowUpdates, gradients: Floats, number: int, *, norm_lines: int) -> Floats:
         """Update rows in place from the gradients (V, D) of batch `number`; return norms, see `DeviceTier.update`."""
-        norms, keys = self._norms(len(row_updates.rows)), self._host.rounding_keys(row_updates.rows, number)
+        norms, keys = _norms(len(row_updates.rows), norm_lines), self._host.rounding_keys(row_updates.rows, number)
         self._decay(row_updates.locations, keys)
         lookups = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales, gradients
         update.update(lookups, self._tables, self._rule, (keys, norms), self.scratch)
         return norms
-
-    def _norms(self, number: int) -> Floats:
-        return np.empty((1 + self.measures_rows, number), np.float32)
 
     def defer(
         self,
@@ -81,12 +76,14 @@ class CpuRows:
         sums: Floats,
         squares: Floats,
         pending: Bools,
+        *,
+        norm_lines: int,
     ) -> Floats:
         """`update`, or add gradients (V, D) to sums (H, D) and squares (H, S), and apply those that the plan lists.
 
         pending (H,) marks the entries with a sum. Returns norms, see `DeviceTier.update`.
         """
-        norms, keys = self._norms(len(deferred.rows)), self._host.rounding_keys(deferred.rows, number)
+        norms, keys = _norms(len(deferred.rows), norm_lines), self._host.rounding_keys(deferred.rows, number)
         if self._decay_factor != 1:
             self._decay(row_updates.locations[deferred.written], keys)
         divided = deferred.now, deferred.summed, deferred.entries, deferred.applied
@@ -105,13 +102,15 @@ class CpuRows:
         weights: Rows,
         state: Rows,
         keys: UInt64s = NO_KEYS,
+        *,
+        norm_lines: int = 1,
     ) -> Floats:
         """Update rows of `weights` and `state`, each from the sum and squares of its entry.
 
         These are rows `locations` (n,) of copies (flip 0), or rows ~locations of the host tier (flip -1). Returns
         norms, see `DeviceTier.update`.
         """
-        norms = self._norms(len(locations))
+        norms = _norms(len(locations), norm_lines)
         if self._decay_factor != 1:
             decay.decay(flip, locations, self._decay_factor, keys, weights, len(self.scratch))
         places, results = (locations, entries), (keys, norms)
@@ -125,6 +124,11 @@ class CpuRows:
         if self._decay_factor != 1:
             for flip, weights in ((0, self.weights), (-1, self._host.weights)):
                 decay.decay(flip, locations, self._decay_factor, keys, weights, len(self.scratch))
+
+
+def _norms(num_rows: int, norm_lines: int) -> Floats:
+    """Return room for the norms of updates, which kernels always write, and in a second line for those of rows."""
+    return np.empty((max(norm_lines, 1), num_rows), np.float32)
 
 
 class CpuDevice(DeviceTier):
@@ -214,20 +218,15 @@ class CpuDevice(DeviceTier):
         self._rows.use(optimizer)
 
     def update(
-        self,
-        plan: GroupPlan,
-        device_plan: DevicePlan | None,
-        gradients: Tensor,
-        found_inf: Tensor | None = None,
-        *,
-        wants_norms: bool,
+        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
     ) -> InFlight:
         assert found_inf is None
+        row_updates, of_batch, lines = plan.row_updates, (gradients.numpy(), plan.number), plan.norm_lines
         if plan.deferred is None:
-            norms = self._rows.update(plan.row_updates, gradients.numpy(), plan.number)
+            norms = self._rows.update(row_updates, *of_batch, norm_lines=lines)
         else:
-            sums = self._sums, self._squares, self._pending
-            norms = self._rows.defer(plan.row_updates, plan.deferred, gradients.numpy(), plan.number, *sums)
+            sums, squares, pending = self._sums, self._squares, self._pending
+            norms = self._rows.defer(row_updates, plan.deferred, *of_batch, sums, squares, pending, norm_lines=lines)
         return lambda: norms
 
     def apply_deferred(self, entries: Int64s, weights: Rows, state: Rows) -> None:
@@ -239,7 +238,6 @@ class CpuDevice(DeviceTier):
         return self.weights[slots], self.state[slots]
 
     def begin_sums(self, capacity: int) -> None:
-        self._rows.measures_rows = True
         self._allocate_sums(capacity)
 
     def _allocate_sums(self, capacity: int) -> None:

@@ -203,22 +203,15 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def update(
-        self,
-        plan: GroupPlan,
-        device_plan: DevicePlan | None,
-        gradients: Tensor,
-        found_inf: Tensor | None = None,
-        *,
-        wants_norms: bool,
+        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
     ) -> InFlight:
         """Update rows from the vectors' gradients (V, D), or add these to sums and apply sums.
 
         found_inf: () float32 on the device, only if `takes_flags`. If it is not 0, no row changes and norms are NaN.
-        wants_norms: False: nobody calls the result, and a GPU does not send it. Must be True if there is a hot set.
 
         Returns:
             (1, n) L2 norms of the updates, in the order of `GroupPlan.written_rows`; (2, n) with those of the rows
-            before them once `begin_sums` was called.
+            before them if the plan wants two lines. Do not call it if the plan wants none: a GPU sends nothing.
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -303,6 +304,36 @@ def test_a_checkpoint_keeps_the_counts_of_the_latest_call() -> None:
     resumed.rows.load_state_arrays({name: array.copy() for name, array in whole.rows.state_arrays().items()})
     statistics = resumed.statistics.take()
     assert (statistics.hot_rows.tolist(), statistics.saturated_rows.tolist()) == ([1], [1])
+
+
+# --- which batches are measured --------------------------------------------------------------------------------------
+
+
+def test_about_sixteen_batches_between_two_calls_are_measured() -> None:
+    """Rows that are written in every k-th batch alone are measured as often as others, whatever k is."""
+    embeddings = one_table(8, skip=SkipConfig(rule="defer", interval=64))
+    measured = np.array([skipper_of(embeddings).measures(number) for number in range(20_000)])
+    for stride in range(1, 65):
+        shares = [measured[first::stride].mean() for first in range(stride)]
+        assert min(shares) > 0.15 and max(shares) < 0.35, stride
+    few = one_table(8, skip=SkipConfig(rule="defer", interval=16))
+    assert all(skipper_of(few).measures(number) for number in range(100))
+
+
+@pytest.mark.parametrize("warmup", [0, 10**6])
+def test_rows_are_measured_in_these_batches_alone(warmup: int) -> None:
+    skip = SkipConfig(rule=f"defer+warmup={warmup}", interval=32, hot_rows="100%", min_accesses=1, feedback_delay=0)
+    embeddings = one_table(8, skip=skip)
+    skipper, lines, sizes = skipper_of(embeddings), [], []
+    for planned in embeddings.look_ahead([Batch.of(t=[1, 2], labels=[0, 0])] * 80, depth=0):
+        sizes.append(skipper.hot.sizes[: skipper.hot.num_entries].copy())
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+        lines.append(planned.works[0].plan.norm_lines == 2)  # type: ignore[union-attr]
+    assert lines == [skipper.measures(number) for number in range(80)] and sum(lines) == 40
+    for number, (before, after) in enumerate(pairwise(sizes)):
+        changed = len(before) != len(after) or bool((before != after).any())
+        assert changed == lines[number], number
 
 
 # --- a row that stops moving, and moves again ------------------------------------------------------------------------

@@ -225,24 +225,18 @@ class TorchDevice(DeviceTier):
         self._host_rows.use(optimizer)
 
     def update(
-        self,
-        plan: GroupPlan,
-        device_plan: DevicePlan | None,
-        gradients: Tensor,
-        found_inf: Tensor | None = None,
-        *,
-        wants_norms: bool,
+        self, plan: GroupPlan, device_plan: DevicePlan | None, gradients: Tensor, found_inf: Tensor | None = None
     ) -> InFlight:
         """Rows on the host are updated when this returns, rows in slots later."""
-        assert device_plan is not None and (wants_norms or device_plan.sums is None)
-        number, deferred, sums = plan.number, device_plan.sums, self._sums
-        update_host: Callable[..., Floats] = partial(self._host_rows.update, number=number)
-        update = partial(self._update, number=number, found_inf=found_inf, wants_norms=wants_norms)
+        assert device_plan is not None
+        deferred, sums, number, lines = device_plan.sums, self._sums, plan.number, plan.norm_lines
+        update_host: Callable[..., Floats] = partial(self._host_rows.update, number=number, norm_lines=lines)
+        update = partial(self._update, plan=plan, found_inf=found_inf)
         norms = update(device_plan.row_updates, update_host, gradients, None)
         if deferred is None:
             return norms
         self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels, found_inf))
-        update_host = partial(self._update_host_from_sums, number=number)
+        update_host = partial(self._update_host_from_sums, number=number, norm_lines=lines)
         norms_of_sums = update(deferred.applied, update_host, sums.sums, sums.squares)
         return lambda: np.concatenate([norms(), norms_of_sums()], axis=1)
 
@@ -253,9 +247,8 @@ class TorchDevice(DeviceTier):
         gradients: Tensor,
         squares: Tensor | None,
         *,
-        number: int,
+        plan: GroupPlan,
         found_inf: Tensor | None,
-        wants_norms: bool,
     ) -> InFlight:
         """Update rows in slots, and on the host those that have to be updated there.
 
@@ -264,7 +257,7 @@ class TorchDevice(DeviceTier):
         assert found_inf is None or not len(row_updates.host_positions)
         tables = (gradients,) if squares is None else (gradients, squares)
         arriving = [self._to_host(row_updates.needed, table) for table in tables if len(row_updates.host_positions)]
-        norms = self._update_slots(row_updates, number, gradients, squares, found_inf, wants_norms)
+        norms = self._update_slots(row_updates, plan, gradients, squares, found_inf)
         if not arriving:
             return norms
         host_norms = update_host(row_updates.on_host, *(array.view() for array in arriving))
@@ -289,21 +282,19 @@ class TorchDevice(DeviceTier):
     def _update_slots(
         self,
         row_updates: DeviceUpdates,
-        number: int,
+        plan: GroupPlan,
         gradients: Tensor,
         squares: Tensor | None,
         found_inf: Tensor | None,
-        wants_norms: bool,
     ) -> InFlight:
-        to_host: Callable[[Tensor], InFlight] = self._link.to_host if wants_norms else lambda norms: _not_sent
+        to_host: Callable[[Tensor], InFlight] = self._link.to_host if plan.norm_lines else lambda norms: _not_sent
         segments, (weights, state) = row_updates.segments, self.slots
-        lines, keys = 1 + self._host_rows.measures_rows, None
-        norms = self._mover.compute.empty((lines, len(segments.locations)))
+        norms, keys = self._mover.compute.empty((max(plan.norm_lines, 1), len(segments.locations))), None
         if not len(segments.locations):
             return to_host(norms)
         if self._host.rounds_by_key:
             rows = row_updates.rows[row_updates.positions]
-            keys = self._link.send(self._host.rounding_keys(rows, number).view(np.int64))
+            keys = self._link.send(self._host.rounding_keys(rows, plan.number).view(np.int64))
         if self._decay_factor != 1:
             decayed = weights, segments.locations, self._decay_factor, keys
             self._mover.compute.run(partial(self._kernels.decay, *decayed, found_inf=found_inf))
@@ -330,11 +321,14 @@ class TorchDevice(DeviceTier):
 
         return self._link.send_filled(self._host.dtype, (len(rows), self._widths[0]), fill)
 
-    def _update_host_from_sums(self, applied: RowUpdates, sums: Floats, squares: Floats, *, number: int) -> Floats:
+    def _update_host_from_sums(
+        self, applied: RowUpdates, sums: Floats, squares: Floats, *, number: int, norm_lines: int
+    ) -> Floats:
         """Update rows of the host, each from one row of sums and squares: `applied.vectors`."""
         entries, host = applied.vectors.astype(np.int64), self._host
         keys = host.rounding_keys(applied.rows, number)
-        return self._host_rows.apply_sums(-1, applied.locations, entries, sums, squares, host.weights, host.state, keys)
+        places, rows = (applied.locations, entries), (host.weights, host.state)
+        return self._host_rows.apply_sums(-1, *places, sums, squares, *rows, keys, norm_lines=norm_lines)
 
     # --- reading: waits ------------------------------------------------------------------------------------------
 
@@ -349,7 +343,6 @@ class TorchDevice(DeviceTier):
     # --- the tier as a whole -------------------------------------------------------------------------------------
 
     def begin_sums(self, capacity: int) -> None:
-        self._host_rows.measures_rows = True
         self._sums = TorchSums(capacity, self._widths[0], self.squares_width, self._mover.device)
         self._mover.settle()
 

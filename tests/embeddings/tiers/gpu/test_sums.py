@@ -24,9 +24,9 @@ def test_sums_and_squares_grow_as_in_ordinary_memory(
     applied = {-1: 0, 0: 0}  # sums of the torch device: to rows on the host, to copies
     apply_sums = CpuRows.apply_sums
 
-    def count(self: CpuRows, flip: int, locations: Any, *more: Any) -> Any:
+    def count(self: CpuRows, flip: int, locations: Any, *more: Any, **settings: Any) -> Any:
         applied[flip] += len(locations) if len(self.weights) == 0 else 0
-        return apply_sums(self, flip, locations, *more)
+        return apply_sums(self, flip, locations, *more, **settings)
 
     monkeypatch.setattr(CpuRows, "apply_sums", count)
 
