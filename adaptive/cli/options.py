@@ -126,7 +126,6 @@ WithColumns = Annotated[str | None, _option("--with", "COLUMN[,COLUMN...]", show
     help="Also write these columns of the data, as they are there, before the scores (csv and parquet data).")]
 ExportFolder = Annotated[Path, _option("--out", "DIR", show_default=False,
     help="New folder for the export. It appears when it is complete.")]
-ExportFormat = Annotated[str, _option("--to", "torch|safetensors", help="File format of the tensors.")]
 ExportRows = Annotated[str, _option("--row-dtype", "float32|bfloat16",
     help="Values of rows; bfloat16 rounds to nearest.")]
 ExportCheck = Annotated[str | None, _option("--check", "DATA", show_default=False,

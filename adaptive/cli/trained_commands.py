@@ -55,7 +55,6 @@ def predict(
 def export(
     run: options.RunArgument,
     out: options.ExportFolder,
-    to: options.ExportFormat = "torch",
     row_dtype: options.ExportRows = "float32",
     check: options.ExportCheck = None,
     sets: options.ReadingSets = None,
@@ -69,5 +68,5 @@ def export(
     from adaptive.serving import export_run
 
     with own_stdout():
-        result = export_run(run, out, to=to, row_dtype=row_dtype, check=check, settings=settings)
+        result = export_run(run, out, row_dtype=row_dtype, check=check, settings=settings)
     print_result(result, as_json=as_json)

@@ -124,8 +124,13 @@ def _compare(
     except ValueError as error:  # of the export's own copy of `sample_values`
         raise refuse(getattr(error, "number", 0), str(error)) from None
     differs = [_differs(dense[:, n], torch.from_numpy(batch.dense[:, n])) for n in range(len(model.facts.dense))]
-    for feature, (rows, starts), expected in zip(model.facts.features, bags, vectors, strict=True):
-        differs.append(_differs(model.tables[feature.table](rows, starts), expected).any(dim=1))
+    for (_, starts), one, expected in zip(bags, model.pooled(bags), vectors, strict=True):
+        differing = _differs(one, expected).any(dim=1)
+        if len(differing) == batch.num_samples:
+            differs.append(differing)
+        else:  # vectors of the steps of sequences
+            places = np.searchsorted(starts.numpy(), np.flatnonzero(differing), "right") - 1
+            differs.append(torch.from_numpy(np.isin(np.arange(batch.num_samples), places)))
     for sample in torch.stack(differs, dim=1).any(dim=1).nonzero()[:1].flatten().tolist():
         column = next(n for n, of_column in enumerate(differs) if of_column[sample])
         value = samples[sample][columns[column].name]
@@ -138,6 +143,8 @@ def _compare(
 
 
 def _differs(one: Tensor, other: Tensor) -> Tensor:
+    if one.shape != other.shape:  # sequences of other lengths
+        return torch.ones((len(one), 1), dtype=torch.bool)
     return ~((one - other).abs() <= CLOSE * other.abs().clamp(min=1))
 
 

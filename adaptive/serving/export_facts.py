@@ -1,11 +1,10 @@
-"""Description of an export: `model.json` for servers, and the page `README.md`.
+"""Description of an export: `model.json`, for servers.
 
 Known categories have the first rows of a table. The row for unknown values follows, then the one for missing values, if
 the table has them (`adaptive.data.rows.batcher`). A table with keys is exported with the vocabulary of its keys, and a
 missing value has a key.
 """
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive.data.dataset import Feature
 from adaptive.data.rows.batcher import MISSING_KEY
 from adaptive.data.rows.vocabularies import load_vocabularies
-from adaptive.serving.sample_values import DenseFacts, ExportFacts, FeatureFacts
+from adaptive.serving.sample_values import DenseFacts, FeatureFacts
 from adaptive.training.runs.loading import LoadedRun
 
 DataRecord = Mapping[str, Any]  # `data` in the record of a run, or a part of it
@@ -143,111 +142,3 @@ def _described(feature: Feature, data: DataRecord) -> tuple[str, int, DataRecord
 
 def _matches(name: str, patterns: list[str]) -> bool:
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
-
-
-# -- the page ------------------------------------------------------------------------------------------------------
-
-
-_RULE_TEXTS = {
-    "row": "the value is the row",
-    "hash": "upper 64 bits of rows * hash(key)",
-    "vocabulary": "position of the key in `{vocabulary}`",
-}
-_ROW_TEXTS = {"float32": "", "bfloat16": "Rows are bfloat16, rounded to nearest; they are pooled in float32.\n"}
-_KEY_TEXTS = {"int": "the number", "hex": "hex digits as a number", "text": "FNV-1a of its UTF-8"}
-
-
-def page_text(facts: ExportFacts) -> str:
-    """Return the page `README.md` of an export."""
-    run = facts.run
-    tables = "".join(
-        f"| `tables.{number}.weight` | {table.name} | {table.rows:,} | {table.width} |\n"
-        for number, table in enumerate(facts.tables)
-    )
-    features = "".join(f"| {_feature(feature, facts)} |\n" for feature in facts.features)
-    dense = ", ".join(f"`{dense.name}`" + _transform(dense) for dense in facts.dense) or "none"
-    return f"""# A model for scoring
-
-Exported from the run `{run["folder"]}` after {run["steps"]:,} batches of `{run["data"]}`. It requires torch and numpy,
-but not the package that trained it.
-
-    import scoring                       # this folder's scoring.py
-    model = scoring.load(".")            # tables are mapped into memory, not read
-    print(model.score([{_example(facts)}]))
-
-`score` takes values as they are in the data, and returns {"the probability that the label is 1"}.
-`model(dense, bags)` takes rows and returns logits. On the command line, `python scoring.py < samples.jsonl` scores one
-JSON object per line and stops at the first line that it cannot score.
-
-| file | content |
-|---|---|
-{_tensors(facts.tensors)}
-| `model.json` | shapes, features, rules that map values to rows |
-| `ids/` | keys of fitted vocabularies and of tables with keys, by row: `.npy`, int64 |
-{_code(facts)}
-## Tables
-
-| tensor | table | rows | width |
-|---|---|---|---|
-{tables}
-{_ROW_TEXTS[facts.row_dtype]}
-## Features
-
-A value is converted to a 64-bit key, and the key to a row; `hash` is the finalizer of SplitMix64. The last two columns
-are the rows of unknown and of missing values; `none` means that such a value is an error. `sample_values.IdMap`
-implements these rules.
-
-| feature | table | key | row | unknown | missing |
-|---|---|---|---|---|---|
-{features}
-Dense inputs, in order: {dense}. Missing ones are 0.{_kept(facts)}
-"""
-
-
-def _tensors(name: str) -> str:
-    """Table line of the file of tensors."""
-    read = 'torch.load("model.pt", weights_only=True, mmap=True)'
-    return f"| `{name}` | all tensors: `{read if name.endswith('.pt') else 'safetensors.torch.load_file'}` |"
-
-
-def _code(facts: ExportFacts) -> str:
-    """Table lines of the files of code."""
-    bag = 'an `nn.EmbeddingBag(mode="sum")`' if facts.row_dtype == "float32" else "a `scoring.Table`"
-    lines = (
-        f"| `scoring.py` | the model in plain torch: {bag} per table, and the dense part |\n"
-        "| `sample_values.py` | maps values to rows and dense inputs, with numpy only |\n"
-        "| `dense/` | the code of dense parts, as in training |\n"
-    )
-    if facts.model["name"] == "custom":
-        lines += "| `custom_model.py` | the file of the custom model, which `scoring.py` runs |\n"
-    return lines
-
-
-def _kept(facts: ExportFacts) -> str:
-    if facts.keep_negatives == 1:
-        return ""
-    return (
-        f"\n\nTraining kept {facts.keep_negatives:.6g} of the samples with label 0. Logits and scores are corrected "
-        "for it: a\nprobability p becomes p / (p + (1 - p) / keep_negatives)."
-    )
-
-
-def _feature(feature: FeatureFacts, facts: ExportFacts) -> str:
-    name = f"`{feature.name}`" + (" (several values)" if feature.bag else "")
-    rule = _RULE_TEXTS[feature.rule].format(vocabulary=feature.vocabulary) + f", {feature.rows:,} rows"
-    rows = ["none" if row is None else str(row) for row in (feature.unknown, feature.missing)]
-    return " | ".join([name, facts.tables[feature.table].name, _KEY_TEXTS[feature.key], rule, *rows])
-
-
-def _transform(dense: DenseFacts) -> str:
-    standard = f" as (x - {dense.mean:.6g}) / {dense.deviation:.6g}"
-    return {"log": " as log(1 + max(x, 0))", "standard": standard}.get(dense.transform, "")
-
-
-def _example(facts: ExportFacts) -> str:
-    """An example sample with the first dense input and the first two features."""
-    values: dict[str, object] = {dense.name: 1.5 for dense in facts.dense[:1]}
-    for feature in facts.features[:2]:
-        value = {"int": 1, "hex": "1f", "text": "a"}[feature.key]
-        values[feature.name] = [value] if feature.bag else value
-    return json.dumps(values, ensure_ascii=False)

@@ -25,7 +25,7 @@ from adaptive.models.factory import CustomConfig, model_config, offered_to
 from adaptive.models.model_settings import OPTIONS
 from adaptive.serving import sample_values, scoring
 from adaptive.serving.export_check import ExportCheck, check_export
-from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
+from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, vocabularies
 from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
@@ -42,10 +42,7 @@ CUSTOM_FILE: Final = "custom_model.py"
 FORMAT: Final = "adaptive-export"
 VERSION: Final = 1
 BLOCK_BYTES: Final = 4 << 20  # of a table in memory at once, plus the optimizer state of its rows
-FORMATS: Final = {"torch": "model.pt", "safetensors": "model.safetensors"}
 ROW_DTYPES: Final = ("float32", "bfloat16")
-_ALIGNMENT: Final = 64
-_SAFETENSORS: Final = {dtype: name for name, dtype in scoring.SAFETENSORS.items()}
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,6 @@ class ExportResult:
     schema: int
     run_dir: str
     out: str
-    to: str
     row_dtype: str
     tables: int
     rows: int
@@ -77,20 +73,19 @@ def export_run(
     run_directory: Path | str,
     out: Path | str,
     *,
-    to: str = "torch",
     row_dtype: str = "float32",
     check: str | None = None,
     settings: Settings = NO_SETTINGS,
 ) -> ExportResult:
     """Export a trained run into the new folder `out`, completely or not at all.
 
-    The folder has one file with the tensors of plain `nn.EmbeddingBag`s and of the dense part, `model.json` (features,
-    id maps, shapes), `ids/` (keys of fitted vocabularies and of tables with keys), a `README.md`, and code
+    The folder has `model.pt` with the tensors of plain `nn.EmbeddingBag`s and of the dense part (for
+    `torch.load(..., weights_only=True)`), `model.json` (features, id maps, shapes), `ids/` (keys of fitted vocabularies
+    and of tables with keys), and code
     (`scoring.py`, `sample_values.py`, `dense/`) that requires only numpy and torch. Tables are written in blocks, so
     they need not fit into memory, and no value is read through pickle.
 
     Args:
-        to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`) or "safetensors".
         row_dtype: "float32" or "bfloat16" (rounded to nearest).
         check: data, as for `evaluate_run`, whose first rows the export must score as the run does (`check_export`).
             None: the evaluation part of the run's data, if it is there.
@@ -98,13 +93,11 @@ def export_run(
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        ConfigError: for another format or dtype, a custom model from a module (it has no file to copy), or invalid
+        ConfigError: for another dtype, a custom model from a module (it has no file to copy), or invalid
             settings.
         InputError: if the run's vocabulary is missing, or the data to check.
         OutputError: if `out` exists or cannot be written, or a score differs from the run's.
     """
-    if to not in FORMATS:
-        raise ConfigError(f"expected one of {', '.join(FORMATS)}, got {to!r} (--to)")
     if row_dtype not in ROW_DTYPES:
         raise ConfigError(f"expected one of {', '.join(ROW_DTYPES)}, got {row_dtype!r} (--row-dtype)")
     path = Path(out)
@@ -118,7 +111,7 @@ def export_run(
 
         def fill(folder: Path) -> None:
             nonlocal checked, not_checked
-            _fill(run, FORMATS[to], row_dtype, folder)
+            _fill(run, row_dtype, folder)
             try:
                 checked = check_export(run, folder, check, as_float32 if row_dtype == "float32" else as_bfloat16)
             except (ConfigError, InputError) as error:
@@ -135,7 +128,6 @@ def export_run(
             schema=SCHEMA,
             run_dir=str(run.path),
             out=str(path),
-            to=to,
             row_dtype=row_dtype,
             tables=len(tables),
             rows=sum(table.rows for table in tables),
@@ -165,16 +157,15 @@ def as_bfloat16(rows: NDArray[Any]) -> NDArray[np.float32]:
     return widen(narrow(as_float32(rows)))
 
 
-def _fill(run: LoadedRun, tensors: str, row_dtype: str, folder: Path) -> None:
+def _fill(run: LoadedRun, row_dtype: str, folder: Path) -> None:
     """Write all files of the export into a folder."""
-    facts, keys = facts_of(run, tensors, row_dtype)
-    write_tensors(folder / tensors, tensors_of(run, facts))
+    facts, keys = facts_of(run, row_dtype)
+    write_tensors(folder / scoring.TENSORS, tensors_of(run, facts))
     (folder / "ids").mkdir()
     for name, array in keys.items():
         write_array(folder / name, array, DISK)
     DISK.sync_directory(folder / "ids")
     write_text(folder / "model.json", json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n")
-    write_text(folder / "README.md", page_text(facts))
     _write_code(run, folder)
 
 
@@ -248,14 +239,13 @@ def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     return {"name": "custom", **code, **shared, "settings": settings}
 
 
-def facts_of(run: LoadedRun, tensors: str, row_dtype: str) -> tuple[ExportFacts, dict[str, NDArray[np.int64]]]:
+def facts_of(run: LoadedRun, row_dtype: str) -> tuple[ExportFacts, dict[str, NDArray[np.int64]]]:
     """Return the content of `model.json`, and the keys of tables by the path of their file."""
     tables, keys = _tables(run), vocabularies(run)
     facts = ExportFacts(
         format=FORMAT,
         version=VERSION,
         run={"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
-        tensors=tensors,
         row_dtype=row_dtype,
         keep_negatives=run.shape.keep_negatives,
         tables=tables,
@@ -274,15 +264,10 @@ def write_text(path: Path, text: str) -> None:
     write_new(path, lambda file: DISK.write(file, text.encode()))
 
 
-# -- files of named tensors, written block by block, so no tensor need fit into memory --------------------------------
+# -- the file of tensors, written block by block, so no tensor need fit into memory -----------------------------------
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
-    """Write name -> tensor in the format of the path's ending: .pt or .safetensors."""
-    (write_torch if path.suffix == ".pt" else write_safetensors)(path, tensors)
-
-
-def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
     """Write name -> tensor as `torch.save` writes an `OrderedDict` of tensors.
 
     `torch.save` takes whole tensors, so the values first go to an unnamed file next to `path`, which is memory-mapped.
@@ -298,27 +283,6 @@ def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
             values.flush()
             mapped = [_mapped(values, start, blocks) for start, blocks in zip(starts, tensors.values(), strict=True)]
             torch.save(OrderedDict(zip(tensors, mapped, strict=True)), file)
-
-    write_new(path, write)
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
-    """Write name -> tensor as safetensors: header length, JSON header, values."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, blocks in tensors.items():
-        start, end = end, end + num_bytes(blocks)
-        entry = {"dtype": _SAFETENSORS[blocks.dtype.str], "shape": list(blocks.shape), "data_offsets": [start, end]}
-        header[name] = entry
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-
-    def write(file: BinaryIO) -> None:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for blocks in tensors.values():
-            for block in blocks.make():
-                file.write(np.ascontiguousarray(block).data)
-        assert file.tell() == 8 + len(text) + end, f"{path.name}: blocks are not the tensors"
 
     write_new(path, write)
 

@@ -101,7 +101,6 @@ class ExportFacts:
 
     Attributes:
         run: `folder`, `steps` and `data` of the run.
-        tensors: name of the file of weights.
         row_dtype: of the tables: float32 or bfloat16.
         ignored: columns of the data that are no inputs.
         steps: length of a sample that is a sequence, else 1.
@@ -112,7 +111,6 @@ class ExportFacts:
     format: str
     version: int
     run: Mapping[str, Any]
-    tensors: str
     tables: Sequence[TableFacts]
     features: Sequence[FeatureFacts]
     dense: Sequence[DenseFacts]
@@ -133,10 +131,10 @@ def read_facts(folder: Path) -> ExportFacts:
     content = json.loads((folder / "model.json").read_text("utf-8"))
     kinds = {"tables": TableFacts, "features": FeatureFacts, "dense": DenseFacts}
     facts = ExportFacts(**content | {key: [kind(**entry) for entry in content[key]] for key, kind in kinds.items()})
-    files = [facts.tensors, facts.model.get("file", "custom_model.py")]
+    files = [facts.model.get("file", "custom_model.py")]
     files += [feature.vocabulary for feature in facts.features if feature.vocabulary is not None]
     for file in files:
-        if not re.fullmatch(r"model\.pt|model\.safetensors|custom_model\.py|ids/[0-9]+\.npy", str(file)):
+        if not re.fullmatch(r"custom_model\.py|ids/[0-9]+\.npy", str(file)):
             raise ValueError(f"expected a file of an export, got {file!r} ({folder / 'model.json'})")
     return facts
 

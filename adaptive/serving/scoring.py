@@ -14,7 +14,6 @@ Letters: B samples, F features, D width of an embedding vector, N lookups of one
 
 import importlib
 import importlib.util
-import json
 import math
 import sys
 import uuid
@@ -23,13 +22,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from adaptive.serving.sample_values import ExportFacts, Sample, Values
 
+TENSORS = "model.pt"
 REMEDY = "The file is damaged or belongs to another model. Export the run again."
 
 
@@ -43,8 +42,8 @@ def load(folder: str | Path) -> "Model":
     sample_values = code_of(folder, "sample_values.py")
     facts = sample_values.read_facts(folder)
     model = Model(facts, folder)
-    path = folder / facts.tensors
-    state = torch.load(path, weights_only=True, mmap=True) if path.suffix == ".pt" else read_safetensors(path)
+    path = folder / TENSORS
+    state = torch.load(path, weights_only=True, mmap=True)
     check_arrays(path, state, model)
     model.load_state_dict(state, assign=True)
     model.values = sample_values.Values(facts, folder)
@@ -113,19 +112,26 @@ class Model(nn.Module):
         logits: Tensor = self.dense(dense, self._vectors(bags))
         return logits + math.log(self.facts.keep_negatives) if self.facts.keep_negatives < 1 else logits
 
+    def pooled(self, bags: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Return the vectors of each feature: (B, D), or (N, D) of the steps of a sequence that the model takes."""
+        return [
+            self.tables[feature.table](rows, torch.arange(len(rows)) if steps else offsets)
+            for feature, (rows, offsets), steps in zip(self.facts.features, bags, self._takes_steps(), strict=True)
+        ]
+
+    def _takes_steps(self) -> list[bool]:
+        takes_sequences = getattr(self.dense, "takes_sequences", False)
+        return [takes_sequences and bool(feature.max_length) for feature in self.facts.features]
+
     def _vectors(self, bags: Sequence[tuple[Tensor, Tensor]]) -> Any:
         """Return the vectors of all features, as the dense part takes them."""
         features = self.facts.features
         if len(bags) != len(features):
             raise ValueError(f"expected bags of {len(features)} features, got {len(bags)}")
-        takes_steps = [getattr(self.dense, "takes_sequences", False) and feature.max_length for feature in features]
-        pooled = [
-            self.tables[feature.table](rows, torch.arange(len(rows)) if steps else offsets)
-            for feature, (rows, offsets), steps in zip(features, bags, takes_steps, strict=True)
-        ]
+        pooled, takes_steps = self.pooled(bags), self._takes_steps()
         for feature, vectors in zip(features, pooled, strict=True):
             if not torch.compiler.is_exporting() and not vectors.isfinite().all():
-                place = f"{self.facts.tensors}: tables.{feature.table}.weight"
+                place = f"{TENSORS}: tables.{feature.table}.weight"
                 raise ValueError(f"expected finite values, got NaN or infinity ({place}). {REMEDY}")
         if any(takes_steps):
             ends = [torch.cat([offsets, offsets.new_tensor([len(rows)])]) for rows, offsets in bags]
@@ -186,35 +192,6 @@ def dense_part(facts: "ExportFacts", folder: Path) -> nn.Module:
         model = assembly.build_model(config.name, config, inputs)
     whole: nn.Module = assembly.widened(model, config, inputs)
     return whole
-
-
-SAFETENSORS: Mapping[str, str] = {
-    "F32": "<f4", "I64": "<i8", "BF16": "<u2", "I8": "|i1", "F64": "<f8", "F16": "<f2", "I32": "<i4", "U8": "|u1",
-    "BOOL": "|b1",
-}  # fmt: skip
-"""Types of values in safetensors, as numpy stores them."""
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read name -> tensor, memory-mapped."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    tensors = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            dtype = SAFETENSORS.get(entry["dtype"])
-            if dtype is None:
-                expected = ", ".join(SAFETENSORS)
-                raise ValueError(f"expected one of {expected}, got {entry['dtype']} ({path}: {name}). {REMEDY}")
-            offset, shape = 8 + size + entry["data_offsets"][0], tuple(entry["shape"])
-            if math.prod(shape) < 2**16:
-                array = np.fromfile(path, dtype, math.prod(shape), offset=offset).reshape(shape)
-            else:
-                array = np.memmap(path, dtype, mode="c", offset=offset, shape=shape)
-            tensor = torch.from_numpy(array)
-            tensors[name] = tensor.view(torch.bfloat16) if entry["dtype"] == "BF16" else tensor
-    return tensors
 
 
 if __name__ == "__main__":

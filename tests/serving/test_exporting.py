@@ -32,7 +32,6 @@ from adaptive.training.evaluation import predict
 from adaptive.training.runs import evaluate_run, train_run
 from adaptive.training.runs.loading import LoadedRun, data_of
 
-FILES = {"torch": "model.pt", "safetensors": "model.safetensors"}
 ALONE = (
     "import sys; sys.modules.update(dict.fromkeys(sys.argv[2:])); import runpy; "
     "runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -58,28 +57,26 @@ def logits_of(run: LoadedRun, folder: Path) -> tuple[NDArray[np.float32], NDArra
     return np.concatenate(expected), np.concatenate(actual)
 
 
-@pytest.mark.parametrize("to", FILES)
-def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str) -> None:
+def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path) -> None:
     """Bags of none to three values, in batches of any size."""
     run, rows = trained(tmp_path), lines(300, seed=7)
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
-    result = export_run(run, "served", to=to)
+    result = export_run(run, "served")
     files = sorted(path.name for path in Path("served").iterdir())
     model, expected = scoring.load("served"), np.load("scores.npy")
     for first, last in ((0, 300), (0, 1), (5, 7), (100, 164)):
         np.testing.assert_allclose(model.score(samples(rows)[first:last]), expected[first:last], atol=1e-6)
     assert model.score([]) == []
-    assert (result.tables, result.rows, result.to) == (4, 11 + 51 + 38 + 24, to)
-    assert files == sorted(["README.md", "ids", "model.json", FILES[to], "sample_values.py", "scoring.py", "dense"])
+    assert (result.tables, result.rows) == (4, 11 + 51 + 38 + 24)
+    assert files == sorted(["ids", "model.json", "model.pt", "sample_values.py", "scoring.py", "dense"])
 
 
-@pytest.mark.parametrize("to", FILES)
-def test_bfloat16_gives_the_logits_of_its_rows(tmp_path: Path, to: str) -> None:
+def test_bfloat16_gives_the_logits_of_its_rows(tmp_path: Path) -> None:
     """The run is checked with its rows as they are in the file."""
     run = trained(tmp_path)
     check = str(write_csv(Path("new.csv"), lines(300, seed=7)))
-    result = export_run(run, "served", to=to, row_dtype="bfloat16", check=check)
+    result = export_run(run, "served", row_dtype="bfloat16", check=check)
     assert result.checked_rows == 300 and result.largest_difference < 1e-6
     with load_run(run) as loaded, loaded.embeddings.rows.read_as(exporting.as_bfloat16):
         expected, logits = logits_of(loaded, Path("served"))
@@ -90,20 +87,12 @@ def test_bfloat16_gives_the_logits_of_its_rows(tmp_path: Path, to: str) -> None:
     np.testing.assert_allclose(exact, expected, atol=0.05)
 
 
-def test_other_row_dtypes_are_refused(tmp_path: Path) -> None:
-    run = trained(tmp_path)
-    with pytest.raises(ConfigError, match="expected one of float32, bfloat16, got 'fp8'"):
-        export_run(run, "served", row_dtype="fp8")
-    assert not Path("served").exists()
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("to", FILES)
-def test_it_takes_no_package_of_ours(tmp_path: Path, to: str) -> None:
+def test_it_takes_no_package_of_ours(tmp_path: Path) -> None:
     run, rows = trained(tmp_path), lines(40, seed=7)
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
-    export_run(run, "served", to=to)
+    export_run(run, "served")
     text = "\n".join(map(json.dumps, samples(rows)))
     command = [sys.executable, "-c", ALONE, "served/scoring.py", "adaptive"]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -124,16 +113,6 @@ def test_torch_alone_reads_the_tables(tmp_path: Path) -> None:
             assert np.array_equal(bag.weight.numpy(), loaded.embeddings.rows.table_weights(table["name"]))
         for name, tensor in loaded.model.state_dict().items():
             assert torch.equal(state[f"dense.{name}"], tensor)
-
-
-def test_safetensors_own_reader_agrees(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors")
-    export_run(trained(tmp_path), "served", to="safetensors")
-    actual, expected = (
-        safetensors.load_file("served/model.safetensors"),
-        scoring.read_safetensors(Path("served/model.safetensors")),
-    )
-    assert actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in actual)
 
 
 SIZES = {"num_train": 600, "num_eval": 200, "tables": 4, "rows": 100_000, "lookups": 3}
@@ -298,11 +277,11 @@ def test_criteo(tmp_path: Path) -> None:
 
 def test_an_export_that_names_other_files_is_refused(tmp_path: Path) -> None:
     export_run(trained(tmp_path), "served")
-    for place in ("tensors", "vocabulary", "file"):
+    for place in ("vocabulary", "file"):
         for file in ("../model.pt", "/etc/passwd", "ids/../../x.npy", "dense/__init__.py", "ids/0.npy\n"):
             content = json.loads(Path("served/model.json").read_text())
             fitted = next(feature for feature in content["features"] if feature["vocabulary"])
-            {"tensors": content, "vocabulary": fitted, "file": content["model"]}[place][place] = file
+            {"vocabulary": fitted, "file": content["model"]}[place][place] = file
             shutil.copytree("served", "other")
             Path("other/model.json").write_text(json.dumps(content))
             with pytest.raises(ValueError, match=r"expected a file of an export, got .*model\.json"):
@@ -327,35 +306,16 @@ def test_dropped_negatives_are_corrected(tmp_path: Path) -> None:
     scores, expected = model.score(samples(rows[:500])), np.load("scores.npy")[:500]
     np.testing.assert_allclose(scores, expected, atol=1e-6)
     assert model.facts.keep_negatives == pytest.approx(0.1)
-    assert "Training kept 0.1 of the samples with label 0" in Path("served/README.md").read_text()
 
 
 # -- what is written -----------------------------------------------------------------------------------------------
 
 
-PAGE = ("| `tables.0.weight` | genre | 11 | 4 |", "position of the key in `ids/0.npy`, 9 rows", "`price` as log")
-
-
-def test_the_page_says_how_to_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Its example runs as it stands."""
-    export_run(trained(tmp_path), "served")
-    page = Path("served/README.md").read_text()
-    assert all(text in page for text in PAGE), page
-    example = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    "))
-    monkeypatch.chdir("served")
-    monkeypatch.syspath_prepend(Path.cwd())
-    monkeypatch.delitem(sys.modules, "scoring", raising=False)
-    exec(compile(example, "README.md", "exec"), {})  # noqa: S102 (the page is ours)
-    monkeypatch.delitem(sys.modules, "scoring")
-    assert 0 < float(capsys.readouterr().out.strip("[]\n")) < 1
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("to", FILES)
-def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same files, however small the blocks."""
     run, sizes = trained(tmp_path), list[int]()
-    export_run(run, "large", to=to)
+    export_run(run, "large")
 
     def record(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
         for block in run.embeddings.rows.table_blocks(name, 48):
@@ -363,27 +323,27 @@ def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.M
             yield block
 
     monkeypatch.setattr(exporting, "_table", record)
-    export_run(run, "small", to=to)
-    assert Path("large", FILES[to]).read_bytes() == Path("small", FILES[to]).read_bytes()
+    export_run(run, "small")
+    assert Path("large", "model.pt").read_bytes() == Path("small", "model.pt").read_bytes()
     assert max(sizes) == 48 and len(sizes) == 4 + 17 + 13 + 8
 
 
-@pytest.mark.parametrize("to", FILES)
-def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     run = trained(tmp_path)
     monkeypatch.setattr(Disk, "sync", fail)
     with pytest.raises(OutputError, match=r"served could not be written: .*No space left"):
-        export_run(run, "served", to=to)
+        export_run(run, "served")
     assert not list(tmp_path.glob("served*"))
 
 
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path)
-    with pytest.raises(ConfigError, match="expected one of torch, safetensors, got 'tf'"):
-        export_run(run, "served", to="tf")
+    with pytest.raises(ConfigError, match="expected one of float32, bfloat16, got 'fp8'"):
+        export_run(run, "served", row_dtype="fp8")
+    assert not Path("served").exists()
     Path("served").mkdir()
     with pytest.raises(OutputError, match="got served, which exists"):
         export_run(run, "served")
@@ -397,7 +357,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     run = trained(tmp_path)
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
-        main(["export", str(run), "--to", "safetensors", "--out", "served", "--json"])
+        main(["export", str(run), "--out", "served", "--json"])
     actual = json.loads(capsys.readouterr().out)
     assert not exit_.value.code
     assert actual["export_bytes"] == sum(path.stat().st_size for path in Path("served").rglob("*") if path.is_file())

@@ -94,14 +94,13 @@ def test_unknown_keys_are_scored_and_not_inserted(run: Path, tmp_path: Path) -> 
     assert digest(run) == before
 
 
-@pytest.mark.parametrize("to", ["torch", "safetensors"])
-def test_an_export_scores_as_predict_does(run: Path, tmp_path: Path, to: str) -> None:
+def test_an_export_scores_as_predict_does(run: Path, tmp_path: Path) -> None:
     """Known keys, unknown ones and missing values, in the plain code of the export."""
     write_day(tmp_path / "later.csv", 0, samples=50)
     with (tmp_path / "later.csv").open("a") as file:
         file.write("0,9999,0.5,,\n1,9999,0.5,-9223372036854775808,none\n0,9999,0.25,18446744073709551615,item 3\n")
     predict_run(run, tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
-    result = export_run(run, tmp_path / "served", to=to)
+    result = export_run(run, tmp_path / "served")
     _, sizes = digest(run)
     assert result.rows == sum(sizes.values()) + 2
     with (tmp_path / "later.csv").open(newline="") as file:

@@ -251,12 +251,11 @@ def test_a_run_is_resumed_evaluated_scored_and_exported(tmp_path: Path) -> None:
     assert whole["truncated_sequences"] == {"items": sum(len(line[3].split("|")) > 5 for line in lines)}
     predict_run(tmp_path / "whole", tmp_path / "scores.npy")
     expected = np.load(tmp_path / "scores.npy")
-    for form in ("torch", "safetensors"):
-        export_run(tmp_path / "whole", tmp_path / form, to=form)
-        served = scoring.load(tmp_path / form)
-        held_out = [{"user": int(user), "item": int(item), "items": items} for _, user, item, items in lines[300:]]
-        np.testing.assert_allclose(served.score(held_out), expected, atol=1e-6)
-        np.testing.assert_allclose([served.score([sample])[0] for sample in held_out[:9]], expected[:9], atol=1e-6)
+    export_run(tmp_path / "whole", tmp_path / "served")
+    served = scoring.load(tmp_path / "served")
+    held_out = [{"user": int(user), "item": int(item), "items": items} for _, user, item, items in lines[300:]]
+    np.testing.assert_allclose(served.score(held_out), expected, atol=1e-6)
+    np.testing.assert_allclose([served.score([sample])[0] for sample in held_out[:9]], expected[:9], atol=1e-6)
     assert expected.std() > 1e-3
 
 
