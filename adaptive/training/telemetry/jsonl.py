@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +28,6 @@ from adaptive.training.telemetry.record import (
 )
 
 SCHEMA: Final = 1
-MAX_WAITING: Final = 1000  # lines in memory while the disk fails; about 10 MB with 26 tables
 
 _KINDS: Final[dict[str, type[Record]]] = {
     "run": RunRecord,
@@ -44,65 +42,41 @@ logger = logging.getLogger(__name__)
 class MetricsFile:
     """Appends records to a file. A failing disk never stops training.
 
-    After a failed write one warning is logged. The latest 1,000 lines stay in memory, and each record tries again to
-    write them. A partly written line is removed first, so the file has complete lines only.
+    The first failed write logs a warning; a record that could not be written is lost. The next write removes what a
+    failed one left, so the file has complete lines only.
 
     Attributes:
-        failures: number of failed writes.
-        lost: number of lines dropped because too many were waiting.
+        lost: number of records that are not in the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.failures = 0
         self.lost = 0
-        self._waiting: deque[bytes] = deque()
-        self._whole: int | None = None  # bytes of complete lines in the file; unknown before the first write
+        self._size: int | None = None  # bytes of complete lines in the file; unknown before the first write
 
     def write(self, record: Record) -> None:
-        """Append a record and those that wait."""
-        if len(self._waiting) == MAX_WAITING:
-            self._waiting.popleft()
+        """Append a record."""
+        try:
+            self._append(to_line(record))
+        except OSError as error:
             self.lost += 1
-        self._waiting.append(to_line(record))
-        self._flush()
+            self._size = None
+            if self.lost == 1:
+                logger.warning("%s: %s; training continues, without this record", self.path, error)
 
     def close(self) -> None:
-        """Try again to write waiting records; log the number of lost ones as a warning."""
-        if self._waiting:
-            self._flush()
-        self.lost += len(self._waiting)
-        self._waiting.clear()
+        """Log the number of lost records as a warning."""
         if self.lost:
             logger.warning("%s: lost %d record(s) that could not be written", self.path, self.lost)
 
-    def _flush(self) -> None:
-        try:
-            self._append(b"".join(self._waiting))
-        except OSError as error:
-            self.failures += 1
-            if self.failures == 1:
-                logger.warning("%s: %s; training continues, records wait in memory for the next try", self.path, error)
-        else:
-            self._waiting.clear()
-
-    def _append(self, data: bytes) -> None:
-        whole = self._look() if self._whole is None else self._whole
+    def _append(self, line: bytes) -> None:
+        if self._size is None or not self.path.exists():
+            content = self.path.read_bytes() if self.path.exists() else b""
+            self._size = content.rfind(b"\n") + 1
         with open(self.path, "ab") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size > whole:  # a partial line of a failed write
-                file.truncate(whole)
-            file.write(data)
-        if size < whole:  # the file was removed or cut in between
-            self._look()
-            return
-        self._whole = whole + len(data)
-
-    def _look(self) -> int:
-        """Count the complete lines in the file; return their bytes."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        self._whole = content.rfind(b"\n") + 1
-        return self._whole
+            file.truncate(self._size)
+            file.write(line)
+        self._size += len(line)
 
 
 def to_line(record: Record) -> bytes:

@@ -1,11 +1,11 @@
 """Progress of a run: a line updated in place on a terminal, a plain line every few seconds elsewhere."""
 
-import io
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
-from typing import TextIO, cast
+from typing import TextIO
 
 from adaptive.training.telemetry.formatting import (
     accuracy_text,
@@ -59,8 +59,8 @@ class Countdown:
 class Progress:
     """Prints the intervals of a run to a stream, until the stream fails.
 
-    Plain lines are those of the first and the last interval, and of one about every five seconds. `TERM=dumb` gives
-    them on a terminal too, `NO_COLOR` a line without colors.
+    A terminal has one line that each interval replaces (`TERM=dumb`: plain lines). Elsewhere there are plain lines: of
+    the first and the last interval, and of one about every five seconds.
     """
 
     def __init__(self, stream: TextIO, total_samples: int | None = None, totals: RunTotals | None = None) -> None:
@@ -73,12 +73,11 @@ class Progress:
         """
         self._now: Callable[[], float] = time.monotonic  # tests set their own
         self._next_line = -math.inf
-        self._stream = _LenientStream(stream)
+        self._stream: TextIO | None = stream
         self._total_samples = total_samples
         self._totals = totals or RunTotals()
-        self._bar: _Bar | None = None
-        if stream.isatty() and os.environ.get("TERM") != "dumb":
-            self._bar = _Bar(self._stream, total_samples)
+        self._replaces = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = ""  # the line that the next one replaces
 
     def write(self, record: Record) -> None:
         """Show a record."""
@@ -88,27 +87,33 @@ class Progress:
             quality = f"AUC {score_text(record.auc)}, log loss {score_text(record.log_loss)}, "
             quality += f"accuracy {accuracy_text(record.accuracy)}"
             what = "evaluation" if record.file is None else f"{record.file}, not trained yet,"
-            self._line(f"{what} after step {record.step}: {quality}, {count_text(record.samples)} samples")
+            line = f"{what} after step {record.step}: {quality}, {count_text(record.samples)} samples"
+            self._put(f"{line}\n{self._shown}")
 
     def close(self) -> None:
-        """Restore the terminal."""
-        if self._bar is not None:
-            self._bar.stop()
+        """End the line that is replaced."""
+        if self._shown:
+            self._put(f"{self._shown}\n")
 
     def _interval(self, record: IntervalRecord) -> None:
-        text = self._interval_text(record)
-        read, total = self._totals.read, self._total_samples
-        if self._bar is not None:
-            self._bar.show(read, text)
+        text, read, total = self._interval_text(record), self._totals.read, self._total_samples
+        if total is not None:
+            text = f"{min(read / total, 1):4.0%} | {text}"
+        if self._replaces:
+            self._shown = text[: shutil.get_terminal_size().columns - 1]  # a longer line would not be replaced
+            self._put(self._shown)
         elif (now := self._now()) >= self._next_line or (total is not None and read >= total):
             self._next_line = now + EVERY
-            self._line(text if total is None else f"{min(read / total, 1):4.0%} | {text}")
+            self._put(f"{text}\n")
 
-    def _line(self, text: str) -> None:
-        if self._bar is None:
-            self._stream.write(text + "\n")
-        else:
-            self._bar.print(text)
+    def _put(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(f"\r\x1b[K{text}" if self._replaces else text)
+            self._stream.flush()
+        except OSError:  # a closed pipe stops no training
+            self._stream = None
 
     def _interval_text(self, record: IntervalRecord) -> str:
         counts = sum_tables(list(record.tables.values()))
@@ -123,60 +128,3 @@ class Progress:
         if self._total_samples is None or not self._totals.read:
             return None
         return max(self._total_samples - self._totals.read, 0) * self._totals.seconds / self._totals.read
-
-
-class _LenientStream(io.TextIOBase):
-    """A stream that ignores writes after its first error, where rich would exit."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO | None = stream
-        self._encoding = stream.encoding or "utf-8"
-        self._isatty = stream.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # rich picks the characters of the bar by it
-        return self._encoding
-
-    def isatty(self) -> bool:
-        return self._isatty
-
-    def write(self, text: str) -> int:
-        if self._stream is not None:
-            try:
-                self._stream.write(text)
-                self._stream.flush()
-            except OSError:
-                self._stream = None
-        return len(text)
-
-
-class _Bar:
-    """A progress bar at the bottom of a terminal, drawn by the calling thread."""
-
-    def __init__(self, stream: _LenientStream, total: int | None) -> None:
-        import rich.console  # 50 ms that only a terminal pays for
-        import rich.progress
-        import rich.table
-
-        self._console = rich.console.Console(file=cast(TextIO, stream))
-        self._progress = rich.progress.Progress(
-            rich.progress.BarColumn(bar_width=12),
-            rich.progress.TaskProgressColumn(),
-            rich.progress.TextColumn(
-                "{task.fields[text]}", markup=False, table_column=rich.table.Column(no_wrap=False)
-            ),
-            console=self._console,
-            auto_refresh=False,
-        )
-        self._task = self._progress.add_task("", total=total, text="")
-
-    def show(self, read: int, text: str) -> None:
-        self._progress.start()
-        self._progress.update(self._task, completed=read, text=text, refresh=True)
-
-    def print(self, text: str) -> None:
-        self._progress.start()
-        self._console.print(text, markup=False, highlight=False)
-
-    def stop(self) -> None:
-        self._progress.stop()
