@@ -37,7 +37,7 @@ from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.training.telemetry.recorder import Recorder, Sink
 from adaptive.training.telemetry.report import RunSummary, details_text, run_text
-from adaptive.training.telemetry.tensorboard import TensorBoardView
+from adaptive.training.telemetry.tensorboard_view import TensorBoardView
 from adaptive.training.trainer import Trainer
 
 FEW_STEPS: Final = 50  # in an epoch: a warning

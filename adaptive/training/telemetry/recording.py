@@ -19,7 +19,7 @@ from adaptive.training.evaluation import Evaluation
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import RunRecord
 from adaptive.training.telemetry.recorder import Recorder
-from adaptive.training.telemetry.tensorboard import TensorBoardView
+from adaptive.training.telemetry.tensorboard_view import TensorBoardView
 
 
 class Recording:

@@ -1,6 +1,5 @@
 """The TensorBoard view, read back with TensorBoard's own reader."""
 
-import itertools
 import logging
 import shutil
 from dataclasses import replace
@@ -11,7 +10,7 @@ from support.records import interval_record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from adaptive.training.telemetry import tensorboard
+from adaptive.training.telemetry import tensorboard_view
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import (
     EvalRecord,
@@ -20,7 +19,7 @@ from adaptive.training.telemetry.record import (
     RunRecord,
     TableCounts,
 )
-from adaptive.training.telemetry.tensorboard import TensorBoardView
+from adaptive.training.telemetry.tensorboard_view import TensorBoardView
 
 COUNTS = TableCounts(
     lookups=100,
@@ -267,7 +266,7 @@ def test_a_partial_write_is_followed_by_a_new_file(tmp_path, monkeypatch, size):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tensorboard.EventFile, "_put", torn)
+        patch.setattr(tensorboard_view.EventFile, "_put", torn)
         view.write(interval(20))
     view.write(interval(30))
     view.close()
@@ -305,14 +304,3 @@ def test_a_resumed_run_repeats_its_last_step(tmp_path):
     assert steps(tmp_path / "view") == [10] and len(list((tmp_path / "view").iterdir())) == 1
     write_all(view, ResumeRecord(step=20, dropped=0, wall_time=1e9 + 40), interval(30, wall_time=1e9 + 50))
     assert steps(tmp_path / "view") == [10, 20, 30]
-
-
-def test_files_of_one_second_are_read_in_order(tmp_path, monkeypatch):
-    """TensorBoard sorts them by name, as text: 10 would come before 9."""
-    monkeypatch.setattr(tensorboard, "_file_numbers", itertools.count(9))
-    monkeypatch.setattr(tensorboard.time, "time", lambda: 1_000_000_000.0)
-    for step in (10, 20):
-        view = TensorBoardView(tmp_path, ["site"])
-        view.write(interval(step))
-        view.close()
-    assert steps(tmp_path) == [10, 20]

@@ -6,10 +6,8 @@ TensorBoard's checksum), errors appear where they happen, and a failing file is 
 """
 
 import contextlib
-import itertools
 import logging
 import os
-import re
 import socket
 import textwrap
 import time
@@ -197,10 +195,8 @@ def _up_to(title: str, tag: str, most: str) -> Any:
 # --- event files ------------------------------------------------------------------------------------------------------
 
 _NAME: Final = "events.out.tfevents"
-_TIME: Final = re.compile(r"events\.out\.tfevents\.([0-9]{1,12})\..*\.([0-9]{1,12})\.[0-9]+$")
 
 logger = logging.getLogger(__name__)
-_file_numbers = itertools.count()  # orders the files of one second
 
 
 class EventFile:
@@ -271,17 +267,8 @@ class EventFile:
 
     def _open(self) -> BinaryIO:
         self.directory.mkdir(parents=True, exist_ok=True)
-        number = f"{os.getpid()}.{next(_file_numbers):06d}"
-        return open(self.directory / f"{_NAME}.{self._second():010d}.{socket.gethostname()}.{number}", "xb")
-
-    def _second(self) -> int:
-        """Return the time for a new file's name, later than that of other processes' files.
-
-        TensorBoard reads files in the order of their names, and the clock may have been set back.
-        """
-        matches = (_TIME.match(path.name) for path in self.directory.iterdir())
-        latest = max((int(match[1]) for match in matches if match and int(match[2]) != os.getpid()), default=0)
-        return max(int(time.time()), latest + 1)
+        # TensorBoard reads files in the order of their names.
+        return open(self.directory / f"{_NAME}.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}", "xb")
 
     def _put(self, event: Any) -> None:
         self._record_writer(self._file).write(event.SerializeToString())
