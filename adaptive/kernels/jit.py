@@ -82,6 +82,16 @@ def _cache_dir() -> str | None:
     return str(path)
 
 
+def compile_marker(name: str) -> Path | None:
+    """Return the path of a marker in the cache that these sources of kernels share; None without a cache."""
+    if _CACHE_DIR is None:
+        return None
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return Path(_CACHE_DIR) / f"compiled-{digest.hexdigest()[:12]}-{name}"
+
+
 _I32, _I64, _POINTER = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 _CACHE_DIR = _cache_dir()
 _IMPORT = re.compile(r"^\s*(?:from|import) (adaptive[.\w]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE)

@@ -17,7 +17,6 @@ from adaptive.data.open import BUILT_IN
 from adaptive.data.rows.followed_folder import FollowedFolder
 from adaptive.distributed.sharded_embedding_bag import ShardedEmbeddingBag
 from adaptive.errors import ConfigError, InputError, RanksError
-from adaptive.kernels.jit import compilation
 from adaptive.plugins import code_flags
 from adaptive.policy import InputRule, SkipRule, inputs_of
 from adaptive.storage.checkpoint import Checkpoint
@@ -45,7 +44,6 @@ ENOUGH_STEPS: Final = 100  # in an epoch: the batch size that the warning sugges
 LEAST_BATCH: Final = 16
 QUALITY_OF: Final = ("step", "samples", "auc", "log_loss", "accuracy")  # of an evaluation, in the summary
 WORK_OF: Final = ("step", "samples_read", "seconds", "cpu_seconds")
-COMPILING: Final = "compiling kernels, once on this machine for these settings (about half a minute)"
 
 
 def code_of(config: TrainConfig) -> dict[str, str | None]:
@@ -146,13 +144,15 @@ class Run:
         damaged = left.damaged if left else ()
         self.checkpoints = checkpoints_of(self._where, self._peers, keep=config.keep_checkpoints, damaged=damaged)
 
-    def train(self) -> dict[str, Any]:
-        """Train, save and evaluate; return the summary, with its texts `table` and `details`."""
+    def train(self, *, compile_s: float = 0.0) -> dict[str, Any]:
+        """Train, save and evaluate; return the summary, with its texts `table` and `details`.
+
+        `compile_s`: seconds in which kernels were compiled before.
+        """
         features, path = [feature.name for feature in self.dataset.features], self.directory.path
         self._by = group_feature(self.config.eval_by, features)
         self._print(policy_text(self.config.policy, self.components.embeddings.policy, self.components.embeddings.rule))
         self._print(model_hint(self.config, features, self.dataset.num_dense))
-        compilation.announce = partial(self._print, COMPILING)
         try:
             evaluation = self._train()
         except SystemExit:
@@ -160,11 +160,10 @@ class Run:
             raise
         except RanksError as error:
             raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
-        finally:
-            compilation.announce = None
         self._print(constant_label_text(self.recorder.log_loss))
         summary = self._summary(evaluation)
         self.directory.finish(summary.to_json())
+        summary.compile_s = compile_s  # no fact about the run
         totals, run = self.recorder.totals, shlex.quote(str(path))
         rows, misses = sum(self._table_rows.values()), self.components.embeddings.policy.misses
         text = run_text(summary, totals, rows=rows, misses=misses, run=run)

@@ -37,6 +37,7 @@ from adaptive.training.runs.distributed import (
     require_shared_directory,
 )
 from adaptive.training.runs.following import refuse_following
+from adaptive.training.runs.rehearsal import rehearse
 from adaptive.training.runs.run import Run, refuse_unreachable
 from adaptive.training.runs.run_record import config_of, data_entries
 from adaptive.training.runs.state import check_dense, load_optimizer_arrays
@@ -198,6 +199,7 @@ def _train_in(
     sample = first_batches(config, dataset)
     if peers is not None:
         peers.require_equal(facts_of(config, dataset))
+    compile_s = rehearse(config, dataset, sample, stream) if peers is None else 0.0
     components = build(config, dataset, sample, peers)
     with components.embeddings:
         refuse_unreachable(config, dataset)
@@ -211,7 +213,7 @@ def _train_in(
             device=str(components.embeddings.device),
             **({} if peers is None else {"ranks": peers.places}),
         )
-        return Run(config, directory, dataset, components, stream).train()
+        return Run(config, directory, dataset, components, stream).train(compile_s=compile_s)
 
 
 def plan_run(config: TrainConfig) -> dict[str, Any]:

@@ -87,6 +87,7 @@ class RunSummary:
     time_ms: dict[str, float]
     policy_numbers: dict[str, float | None]  # as last reported by the policy
     ranks: int | None = None  # processes that have trained together
+    compile_s: float | None = None  # seconds in which kernels were compiled before the first step
     seed: int | None = None
     rejected_lines: dict[str, int] | None = None
     out_of_range_ids: dict[str, int] | None = None
@@ -136,6 +137,8 @@ def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, 
         misses: see `Policy.misses`.
         run: directory of the run, quoted for a shell; None: a loop that no command can repeat.
     """
+    compiled = summary.compile_s
+    once = f" (and {compiled:.0f} s to compile, once)" if compiled and compiled >= 0.5 else ""
     facts = {"placement": _placement(summary, totals, rows, misses)}
     if summary.hot_rows:
         facts["saturated"] = [
@@ -150,7 +153,7 @@ def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, 
         facts["quality"] = ["not compared. Measure it on your data:", compare]
     facts["files"], facts["keys"] = _file_lines(summary), _key_facts(summary)
     lines = [
-        f"{summary.policy}: {count_text(totals.read)} samples read in {totals.seconds:.1f} s",
+        f"{summary.policy}: {count_text(totals.read)} samples read in {totals.seconds:.1f} s{once}",
         *_quality_lines(summary),
         *_best_line(summary),
         "",

@@ -204,8 +204,9 @@ def test_the_text_of_a_run_is_short():
     waits = replace(SITE, hot_rows=40, saturated_rows=30, skipped_updates=60, deferred_updates=60)
     tables = {"site": waits, "user": USER}
     later = interval(30, tables=tables, samples_read=4000, samples_per_s=2000.0)
-    text = short(interval(10), interval(20), later, skipped_input_share=0.25)
-    assert text.startswith("slipstream: 4,000 samples read in ")
+    text = short(interval(10), interval(20), later, skipped_input_share=0.25, compile_s=11.2)
+    first = text.splitlines()[0]
+    assert first.startswith("slipstream: 4,000 samples read in ") and "(and 11 s to compile, once)" in first
     for fact in (
         "placement   120 of 120 rows on the device; 70.0% of lookups had their row there,\n"
         "            the others were fetched ahead (",
