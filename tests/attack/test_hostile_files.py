@@ -1,18 +1,15 @@
 """Links, devices, depth and size: refused at once, by name; nothing is written through a link."""
 
 from pathlib import Path
-from typing import Final
 
 import pytest
-from support.attacks import at_once, attack, copied, told
+from support.attacks import attack, copied, told
 from support.interrupted import small_world
 
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.text.schema import load_schema
 from adaptive.errors import CheckpointError, ConfigError, OutputError
 from adaptive.training.runs import evaluate_run, resume_run
-from adaptive.training.settings import load_settings
 
 pytestmark = attack
 
@@ -64,25 +61,3 @@ def test_a_run_without_its_vocabulary_is_refused(tmp_path: Path) -> None:
         resume_run(tmp_path / "run", epochs=2)
     assert told(lambda: evaluate_run(tmp_path / "run"), codes=(3, 4), names="vocabulary")
     assert not (tmp_path / "run/vocabulary").exists()
-
-
-UNREADABLE: Final = {
-    "zero": "/dev/zero",
-    "memory": "/proc/self/mem",
-    "long": "/tmp/" + "x" * 300,
-    "longer": "/tmp/" + "x/" * 3000,
-}
-
-
-@pytest.mark.parametrize("kind", UNREADABLE)
-def test_what_the_system_refuses_is_told_with_its_name(kind: str) -> None:
-    path = Path(UNREADABLE[kind])
-    for read in (
-        lambda: load_settings(file=path),
-        lambda: load_schema(path),
-        lambda: open_dataset(f"csv:{path}", DataOptions(schema_path=path)),
-        lambda: resume_run(path),
-    ):
-        with at_once():
-            message = told(read, codes=(2, 3, 4, 6), names=str(path)[:40])
-        assert message is not None

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from adaptive.config import MOST_KEYS, Config, Expiry, KeyRules, explain
 from adaptive.errors import ConfigError
-from adaptive.storage.files import MOST_BYTES, read_file
+from adaptive.storage.files import read_file
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
 NULLS = ("", "NA", "NaN", "\\N")  # default for text; formats with nulls of their own have other texts as values
@@ -195,7 +195,7 @@ def load_schema(path: Path) -> Schema:
     if not os.path.exists(path):  # False also for names that the system does not allow
         raise ConfigError(f"schema {str(path)!r}: expected a file or a known name, got neither. {advice}")
     try:
-        data = read_file(path, most=MOST_BYTES, error=ConfigError)
+        data = read_file(path, error=ConfigError)
     except ConfigError as error:
         raise ConfigError(f"schema {error}. {advice}") from error
     try:

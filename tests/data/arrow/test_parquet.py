@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.builders import assert_same_batches, csv_data
 from support.parquet_rows import opened, rows_of, table
 
-from adaptive.batch import Batch, concatenate
+from adaptive.batch import concatenate
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
@@ -208,30 +208,12 @@ def _values(data) -> tuple[list[int], list[int], list[int]]:
     return keys.tolist(), columns.bag_keys[: ends[-1]].tolist(), ends.tolist()
 
 
-def test_a_time_split_behind_the_last_row_is_refused(tmp_path: Path) -> None:
-    last = r"the last one in the data, 2024-03-01 00:00:00\+00:00, got 2030-01-01"
-    for options in ({}, {"vocabulary_path": tmp_path / "ids"}):
-        with pytest.raises(InputError, match=last):
-            of_parquet(tmp_path, pa.table(columns()), time_split="2030-01-01", **options)
-    with pytest.raises(InputError, match=last):
-        from_frame(pa.table(columns()), tmp_path / "schema.toml", options=DataOptions(time_split="2030-01-01"))
-
-
-def test_integers_under_kind_string_are_their_digits(tmp_path: Path) -> None:
-    schema = '[[categorical]]\ncolumns = ["a"]\nhash_rows = 1000'
-    numbers = [0, 7, -7, 10, 99, 100, 2**63 - 1, -(2**63) + 1, 123456789012]
-    text = of_text(tmp_path, "a\n" + "".join(f"{one}\n" for one in numbers), schema)
-    parquet = of_parquet(tmp_path, pa.table({"a": numbers}), schema)
-    assert next(parquet.evaluation(9), None) is None
-    actual, wanted = _ids(parquet), _ids(text)
-    assert actual == wanted
-
-
 @pytest.mark.parametrize("kind", ["int", "string"])
 def test_integers_of_64_bits_are_the_same_ids_as_in_text(tmp_path: Path, kind: str) -> None:
     """Signed and unsigned; under kind 'int' an unsigned id is taken by its bits."""
     schema = f'[[categorical]]\ncolumns = ["a"]\nkind = "{kind}"\nhash_rows = 1000'
-    for numbers, type_ in (([-(2**63), -1, 2**63 - 1], pa.int64()), ([2**64 - 3, 2**63, 10**19, 1], pa.uint64())):
+    signed = [-(2**63), -1, 2**63 - 1, 0, 7, -7, 10, 99, 100]
+    for numbers, type_ in ((signed, pa.int64()), ([2**64 - 3, 2**63, 10**19, 1], pa.uint64())):
         text = of_text(tmp_path, "a\n" + "".join(f"{one}\n" for one in numbers), schema)
         parquet = of_parquet(tmp_path, pa.table({"a": pa.array(numbers, type_)}), schema)
         actual = _ids(parquet)
@@ -372,55 +354,6 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         list(data.train(64))
 
 
-@pytest.mark.nightly
-@settings(max_examples=40)
-@given(st.data())
-def test_drawn_columns_are_read_as_text_is(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Texts, whole numbers and bags of them, with gaps; row groups and batches of any size."""
-    folder = tmp_path_factory.mktemp("drawn")
-    size = data.draw(st.integers(1, 30))
-    words = st.text(st.characters(codec="utf-8", exclude_characters='\0\n\r",|'), max_size=5)
-    whole, number = st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63) + 1, 2**63 - 1)
-
-    def column(values: st.SearchStrategy[object]) -> list[object]:
-        return data.draw(st.lists(st.none() | values, min_size=size, max_size=size))
-
-    rows = {"t": column(words), "n": column(whole), "b": column(st.lists(whole, max_size=4)), "d": column(number)}
-    rows["y"] = data.draw(st.lists(st.sampled_from([0, 1]), min_size=size, max_size=size))
-    schema = (
-        '[label]\ncolumn = "y"\n[[dense]]\ncolumns = ["d"]\nkind = "int"\n[[categorical]]\ncolumns = ["t"]\n'
-        '[[categorical]]\ncolumns = ["n"]\nkind = "int"\n[[categorical]]\ncolumns = ["b"]\nkind = "int"\n'
-        'inner_separator = "|"\n'
-    )
-
-    def field(value: object) -> str:
-        return "" if value is None else "|".join(map(str, value)) if isinstance(value, list) else str(value)
-
-    lines = ["t,n,b,d,y"] + [",".join(map(field, row)) for row in zip(*rows.values(), strict=True)]
-    kinds = {"t": pa.string(), "n": pa.int64(), "b": pa.list_(pa.int64()), "d": pa.int64(), "y": pa.int8()}
-    table = pa.table({name: pa.array(rows[name], kinds[name]) for name in ("t", "n", "b", "d", "y")})
-    group, batch = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
-    buffer = data.draw(st.sampled_from([0, 7]))
-    parquet = of_parquet(folder, table, schema, written={"row_group_size": group}, shuffle_buffer=buffer)
-    text = of_text(folder, "\n".join(lines) + "\n", schema, shuffle_buffer=buffer)
-    assert_same_batches(parquet.train(batch), text.train(batch))
-
-
-def test_real_clicks(real_data: Path, tmp_path: Path) -> None:
-    """kdd12-click, written by pyarrow from the text: batches equal the text's."""
-    from pyarrow import csv
-
-    schema = Path(__file__).parents[3] / "adaptive/data/schemas/kdd12-click.toml"
-    source = next((real_data / "kdd12-click").glob("*.csv.gz"))
-    texts = csv.ConvertOptions(column_types={"url_hash": pa.string()})
-    pq.write_table(csv.read_csv(source, convert_options=texts), tmp_path / "clicks.parquet", row_group_size=5000)
-    options = DataOptions(schema_path=schema, holdout=0.2)
-    text, parquet = open_dataset(f"csv:{source}", options), open_dataset(f"parquet:{tmp_path}/clicks.parquet", options)
-    wanted: list[Batch] = list(text.train(2048))
-    assert sum(batch.num_samples for batch in wanted) > 20_000
-    assert_same_batches(parquet.train(2048), wanted)
-
-
 @given(
     rows=st.integers(1, 400),
     seed=st.integers(0, 99),
@@ -449,14 +382,6 @@ def test_a_file_written_in_any_way_has_the_rows_of_its_table(
     wanted = rows_of(from_frame(drawn, folder / "schema.toml"))
     group = written["row_group_size"]
     assert rows_of(data, 64) == [(number % group + 1, *row[1:]) for number, row in enumerate(wanted)]
-
-
-@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
-def test_texts_in_every_encoding_that_pyarrow_reads(tmp_path: Path, encoding: str) -> None:
-    names = ("city", "device", "action")
-    written = {"use_dictionary": False, "column_encoding": dict.fromkeys(names, encoding)}
-    data = of_parquet(tmp_path, pa.table(columns()), written=written)
-    assert_same_batches(data.train(2), of_text(tmp_path, TEXT).train(2))
 
 
 def test_an_unsupported_encoding_is_not_reported_as_damage(tmp_path: Path) -> None:

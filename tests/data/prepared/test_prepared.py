@@ -167,30 +167,8 @@ def test_progress_of_each_part_is_reported(tmp_path: Path, monkeypatch: pytest.M
     done = [one.done for one in in_bytes["train"]]
     assert 0 < done[0] < done[1] < done[2] == size and not in_bytes["evaluation"]
     assert plain["train"] == [PartRead(n, 40) for n in (16, 32, 40)]  # counted when the vocabulary was fitted
-    held_out = lines("held", spec, options(tmp_path, holdout=0.5, **chunked))
-    assert held_out == {name: [PartRead(16, 20), PartRead(20, 20)] for name in ("train", "evaluation")}
     built_in = lines("built_in", "synthetic", DataOptions(synthetic={"num_train": 20, "num_eval": 4, "rows": 100_000}))
     assert built_in == {"train": [PartRead(16, 20), PartRead(20, 20)], "evaluation": [PartRead(4, None)]}
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_workers", "threads"), [("csv", "auto", 12), ("parquet", "auto", 1), ("csv", 3, 3)]
-)
-def test_threads_that_prepare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, num_workers: object, threads: int
-) -> None:
-    opened = list[int]()
-
-    def refuses(spec: str, given: DataOptions, run_dir: Path) -> Dataset:
-        opened.append(given.threads())
-        raise InputError(spec)
-
-    for module in ("prepared_writer", "data_options"):
-        monkeypatch.setattr(f"adaptive.data.{module}.usable_cores", lambda: 12)
-    monkeypatch.setattr(prepared_writer, "open_dataset", refuses)
-    with pytest.raises(InputError):
-        prepare(f"{kind}:data", DataOptions(num_workers=num_workers), tmp_path / "out")
-    assert opened == [threads]
 
 
 def test_when_the_disk_fails_there_is_nothing(tmp_path: Path) -> None:
@@ -262,17 +240,6 @@ def test_damage_is_refused_by_name(
 
     with pytest.raises(InputError, match=message):
         read_all()
-
-
-def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
-    prepare(make_text(tmp_path, 3), options(tmp_path), tmp_path / "out")
-    whole = (tmp_path / "out/train.bin").read_bytes()
-    for bit in range(0, 8 * len(whole), 67):  # every position within a word
-        content = bytearray(whole)
-        content[bit // 8] ^= 1 << bit % 8
-        (tmp_path / "out/train.bin").write_bytes(content)
-        with pytest.raises(InputError, match="checksum"):
-            list(open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions()).train(8))
 
 
 def test_a_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

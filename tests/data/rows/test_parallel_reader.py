@@ -174,10 +174,3 @@ def test_stopping_early_leaves_no_thread(tmp_path: Path) -> None:
     batches = opened(tmp_path, 3).train(8)
     next(batches)
     batches.close()
-
-
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    data = opened(tmp_path, 3)
-    (tmp_path / "3.csv").unlink()
-    with pytest.raises(InputError, match=r"3\.csv: expected a readable file"):
-        list(data.train(8))

@@ -1,7 +1,6 @@
 """Hold-out by fraction, by file and by time; marks; the bounded shuffle."""
 
 import gzip
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,22 +67,6 @@ def test_the_two_parts_are_all_good_rows_in_order(tmp_path_factory, sizes, bad_e
     assert numbers(source, evaluation, rows=7) == good[num_train:]
     assert sum(source.log.counts.values()) == total - len(good)
     assert source.log.num_lines == total
-
-
-def test_a_survey_reports_the_bytes_read(tmp_path):
-    rng = np.random.default_rng(0)
-    texts = ["".join(f"1,{n}\n" for n in rng.integers(0, 1 << 40, 40_000)).encode() for _ in range(2)]
-    source, files = source_of(tmp_path, texts)
-    source = replace(source, chunk_bytes=1 << 14)
-    sizes = [source.size([file]) for file in files]
-    reports = []
-    survey(source, files, mark_rows=10_000, report=lambda done, total: reports.append((done, total)))
-    assert {total for _, total in reports} == {sum(sizes)}
-    done = [one for one, _ in reports]
-    assert len(done) == 9 and done == sorted(done) and done[-1] == sum(sizes)
-    for number, share in enumerate((0.25, 0.5, 0.75)):
-        assert abs(done[number] / sizes[0] - share) < 0.05  # a chunk ahead
-    assert sizes[0] < done[4] < done[6] < sum(sizes)  # gzip, decompressed by the 128 KiB
 
 
 def test_a_listener_hears_of_each_read_of_all_files(tmp_path):

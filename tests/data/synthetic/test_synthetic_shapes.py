@@ -3,14 +3,12 @@
 import hashlib
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adaptive.config import TrainConfig
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic import (
     CRITEO_KAGGLE,
@@ -23,7 +21,6 @@ from adaptive.data.synthetic import (
     make_fields,
     table_sizes,
 )
-from adaptive.training.runs.training import train_run
 
 # SHA-256 of dense inputs, ids, offsets and labels. They may change only with `GENERATOR`.
 DIGESTS: list[tuple[dict[str, Any], int, str]] = [
@@ -74,21 +71,6 @@ def test_a_shape_has_its_features_rows_rates_and_bags(shape: dict[str, Any]) -> 
         assert ids.min() >= 0 and ids.max() < rows.num_embeddings
     assert batch.labels.mean() == pytest.approx(0.25, abs=0.015)
     assert bayes_auc(np.sort(probability)) == pytest.approx(0.8, abs=0.008)
-
-
-@pytest.mark.nightly
-@shapes
-def test_a_shape_is_the_same_each_time_and_in_any_blocks(shape: dict[str, Any]) -> None:
-    (whole, p), (again, q) = (open_stream(shape, drift_at=0.5).samples(199_900, 200_100) for _ in range(2))
-    np.testing.assert_array_equal(again.ids, whole.ids)
-    np.testing.assert_array_equal(q, p)
-    data = open_stream(shape, drift_at=0.5)
-    for first, last in ((0, 0), (0, 70), (70, 200)):
-        block, part = data.samples(199_900 + first, 199_900 + last)
-        expected = whole.take(np.arange(first, last))
-        np.testing.assert_array_equal(block.ids, expected.ids)
-        np.testing.assert_array_equal(block.dense, expected.dense)
-        np.testing.assert_array_equal(part, p[first:last])
 
 
 @pytest.mark.parametrize("tables", [4, 5, 26, 27, 128, 204, 1024])
@@ -160,25 +142,3 @@ def test_the_signal_is_what_the_teacher_says(shape: dict[str, Any]) -> None:
     actual = data._teacher.signal(ids, batch.dense, first_drifted=8)
     expected = [slow_signal(data._teacher, ids, batch.dense, b) for b in range(8)]
     np.testing.assert_allclose(actual.T, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.nightly
-def test_a_dlrm_learns_a_multi_hot_shape(tmp_path: Path) -> None:
-    """Mean AUC of two seeds; 0.8 is the best that can be."""
-
-    def auc(seed: int) -> float:
-        shape = {"num_dense": 8, "tables": 10, "lookups": 4, "rows": 100_000, "num_train": 40_960, "num_eval": 20_000}
-        shape |= {"positive_rate": 0.25}
-        config = TrainConfig(
-            data_options={"synthetic": {**shape, "seed": seed}},
-            policy="lfu",
-            batch_size=256,
-            seed=seed,
-            out=str(tmp_path / str(seed)),
-            tensorboard=False,
-            save=False,
-        )
-        return float(train_run(config)["auc"])
-
-    actual = [auc(seed) for seed in (0, 1)]
-    assert np.mean(actual) > 0.65, actual
