@@ -47,8 +47,7 @@ FLAGS: Final[dict[str, Any]] = {
         help="Name (see `policies list`), module:Class or file.py:Class, with parameters as in "
              "lfu+half_life=500+skip=defer."),
     "preset": _option("--preset", "NAME", TRAINING, show_default=False,
-        help="Published shape of the model and the built-in stream: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, "
-             "mlperf."),
+        help="Published shape of the model and the built-in stream: rmc1 to rmc4, mlperf."),
     "model": _option("--model", "NAME", TRAINING, show_default="dlrm",
         help="dlrm, dcn, deepfm, tbsm, din (for sequences), module:Class or "
              "file.py:Class. Set its shape with --set model.NAME=VALUE."),

@@ -2,7 +2,7 @@
 
 Letters: B samples, F features, D values in a vector, P columns of the output. A sample's vectors are its bottom
 output, if there is one, then its F pooled vectors. The output is `[bottom | dots | zeros]`: the dots of vector i with
-the vectors j < i (j <= i with `include_self`), i rising, and within i j rising.
+the vectors j < i, i rising, and within i j rising.
 
 `bottom` is (B, D), or (B, 0) where a model has no dense inputs. All arrays are C-contiguous. Work is divided by
 sample, and every sum is taken in a fixed order with one rounding per product, so results depend neither on the number
@@ -36,9 +36,9 @@ def _copy(source: Items, at: int, target: Items, to: int, count: int) -> None:
 
 
 @kernel()
-def _row_start(i: int, num_own: int) -> int:
+def _row_start(i: int) -> int:
     """Number of dots before those of vector i."""
-    return i * (i - 1) // 2 + num_own * i
+    return i * (i - 1) // 2
 
 
 @kernel(inline_code=True)
@@ -61,7 +61,7 @@ def _to_line(items: Items) -> int:
 
 
 @kernel(makes_arrays=True)
-def _forward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_out):
+def _forward_chunk(chunk, dims, flat_bottom, flat_pooled, flat_out):
     """The `_CHUNK` samples of one chunk."""
     num_samples, num_features, dim, num_copied, width = dims
     begin, end = chunk * _CHUNK, min(num_samples, (chunk + 1) * _CHUNK)
@@ -72,7 +72,7 @@ def _forward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_out):
     vectors, columns = np.zeros(size, np.float32), np.zeros(size, np.float32)
     vectors, columns = vectors[_to_line(vectors) :], columns[_to_line(columns) :]
     # A store of 16 lanes may write past its row, into the next one; there is room past the last row.
-    line = np.zeros(num_copied + _row_start(rows, num_own) + 2 * rows, np.float32)
+    line = np.zeros(num_copied + _row_start(rows) + 2 * rows, np.float32)
     for b in range(begin, end):
         _copy(flat_bottom, b * num_copied, vectors, 0, num_copied)
         _copy_rows(flat_pooled, b * num_features * dim, dim, vectors, first * stride, stride, (num_features, dim))
@@ -92,29 +92,27 @@ def _forward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_out):
                     t2 = add_product(t2, vectors, at + 2 * stride + d, column)
                     t3 = add_product(t3, vectors, at + 3 * stride + d, column)
                 to = num_copied + j
-                store(line, to + _row_start(i, num_own), t0)
-                store(line, to + _row_start(i + 1, num_own), t1)
-                store(line, to + _row_start(i + 2, num_own), t2)
-                store(line, to + _row_start(i + 3, num_own), t3)
-        line[num_copied + _row_start(num_vectors, num_own) : width] = np.float32(0.0)
+                store(line, to + _row_start(i), t0)
+                store(line, to + _row_start(i + 1), t1)
+                store(line, to + _row_start(i + 2), t2)
+                store(line, to + _row_start(i + 3), t3)
+        line[num_copied + _row_start(num_vectors) : width] = np.float32(0.0)
         _copy(line, 0, flat_out, b * width, width)
 
 
 @kernel()
-def _forward(dims, bottom, pooled, num_own, out):
-    in_parallel(_forward_chunk, -(-dims[0] // _CHUNK), dims, bottom, pooled, num_own, out)
+def _forward(dims, bottom, pooled, out):
+    in_parallel(_forward_chunk, -(-dims[0] // _CHUNK), dims, bottom, pooled, out)
 
 
-def dot_forward(
-    bottom: NDArray[np.float32], pooled: NDArray[np.float32], include_self: bool, out: NDArray[np.float32]
-) -> None:
+def dot_forward(bottom: NDArray[np.float32], pooled: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """Fill `out` (B, P) from `bottom` (B, D or 0) and `pooled` (B, F, D)."""
     dims = *pooled.shape, bottom.shape[1], out.shape[1]
-    _forward(dims, _flat(bottom), _flat(pooled), int(include_self), _flat(out))
+    _forward(dims, _flat(bottom), _flat(pooled), _flat(out))
 
 
 @kernel(inline_code=True)
-def _fill_weights(weights: Items, rows: int, num_vectors: int, num_own: int, grad: Items, at: int) -> None:
+def _fill_weights(weights: Items, rows: int, num_vectors: int, grad: Items, at: int) -> None:
     """Fill the symmetric W (vectors, rows): grad of vector i = sum over j of W[j, i] * j."""
     step, dot, row = np.uint64(1), np.uint64(at), np.uint64(rows)  # unsigned: numba then checks no negative indices
     for i in range(np.uint64(num_vectors)):
@@ -122,13 +120,10 @@ def _fill_weights(weights: Items, rows: int, num_vectors: int, num_own: int, gra
             weights[i * row + j] = grad[dot]
             weights[j * row + i] = grad[dot]
             dot += step
-        if num_own > 0:
-            weights[i * row + i] = np.float32(2.0) * grad[dot]
-            dot += step
 
 
 @kernel(makes_arrays=True)
-def _backward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_grad, flat_grad_bottom, flat_grad_pooled):
+def _backward_chunk(chunk, dims, flat_bottom, flat_pooled, flat_grad, flat_grad_bottom, flat_grad_pooled):
     """The `_CHUNK` samples of one chunk."""
     num_samples, num_features, dim, num_copied, width = dims
     begin, end = chunk * _CHUNK, min(num_samples, (chunk + 1) * _CHUNK)
@@ -142,7 +137,7 @@ def _backward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_grad, f
     for b in range(begin, end):
         _copy(flat_bottom, b * num_copied, vectors, 0, num_copied)
         _copy_rows(flat_pooled, b * num_features * dim, dim, vectors, first * stride, stride, (num_features, dim))
-        _fill_weights(weights, rows, num_vectors, num_own, flat_grad, b * width + num_copied)
+        _fill_weights(weights, rows, num_vectors, flat_grad, b * width + num_copied)
         for i in range(0, num_vectors, _ROWS):
             for d in range(0, stride, SIMD_WIDTH):
                 t0, t1, t2, t3 = zeros(), zeros(), zeros(), zeros()
@@ -164,14 +159,13 @@ def _backward_chunk(chunk, dims, flat_bottom, flat_pooled, num_own, flat_grad, f
 
 
 @kernel()
-def _backward(dims, bottom, pooled, num_own, grad, grad_bottom, grad_pooled):
-    in_parallel(_backward_chunk, -(-dims[0] // _CHUNK), dims, bottom, pooled, num_own, grad, grad_bottom, grad_pooled)
+def _backward(dims, bottom, pooled, grad, grad_bottom, grad_pooled):
+    in_parallel(_backward_chunk, -(-dims[0] // _CHUNK), dims, bottom, pooled, grad, grad_bottom, grad_pooled)
 
 
 def dot_backward(
     bottom: NDArray[np.float32],
     pooled: NDArray[np.float32],
-    include_self: bool,
     grad: NDArray[np.float32],
     grad_bottom: NDArray[np.float32],
     grad_pooled: NDArray[np.float32],
@@ -179,7 +173,7 @@ def dot_backward(
     """Fill the gradients of both inputs from `grad` (B, P), whose padding is not read."""
     dims = *pooled.shape, bottom.shape[1], grad.shape[1]
     grads = _flat(grad_bottom), _flat(grad_pooled)
-    _backward(dims, _flat(bottom), _flat(pooled), int(include_self), _flat(grad), *grads)
+    _backward(dims, _flat(bottom), _flat(pooled), _flat(grad), *grads)
 
 
 def _flat(items: Items) -> Items:

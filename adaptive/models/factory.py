@@ -23,7 +23,6 @@ from adaptive.models.model_settings import (
     DINConfig,
     ModelConfig,
     RowsConfig,
-    parse_mlp,
 )
 from adaptive.plugins import installed_models, load_model_class
 
@@ -53,10 +52,7 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     Raises:
         ConfigError: for an unknown model or setting, or a wrong value.
     """
-    kind, values = options_of(name), dict(options)
-    if isinstance(values.get("bottom_mlp"), str):  # may begin with the number of inputs, like dlrm's flag
-        values["bottom_mlp"] = parse_mlp(values["bottom_mlp"], num_inputs=inputs.num_dense // inputs.steps)
-    config = checked(kind, "model", values)
+    config = checked(options_of(name), "model", options)
     _check_tables("model.widths", config.widths, inputs.tables)
     _check_tables("model.row_dtypes", config.row_dtypes, inputs.tables)
     if bad := [f"{table}={width}" for table, width in config.widths.items() if not 1 <= width <= 4096]:

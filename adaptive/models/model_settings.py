@@ -12,11 +12,8 @@ from adaptive.errors import ConfigError
 MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: larger ones are mistakes
 
 
-def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
+def parse_mlp(text: str) -> tuple[int, ...]:
     """Return the layer sizes of a text such as `512-256-16`, without the input size.
-
-    With `num_inputs` the text may begin with the input size, as in 13-512-256-16: a first size that
-    equals `num_inputs`, and is not the only one, is the input size.
 
     Raises:
         ConfigError: if a size is not a positive whole number.
@@ -28,8 +25,7 @@ def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
                 f"expected layer sizes joined by dashes, such as 512-256-16, got {text!r}: {part!r} at position "
                 f"{position} is not a positive whole number"
             )
-    sizes = tuple(int(part) for part in parts)
-    return sizes[1:] if len(sizes) > 1 and sizes[0] == num_inputs else sizes
+    return tuple(int(part) for part in parts)
 
 
 LayerSizes = Annotated[
@@ -99,7 +95,6 @@ class TowerConfig(ModelConfig):
     interaction: Literal["dot", "cat"] = Field(
         default="dot", description="dot: pairwise dot products; cat: concatenation of the vectors"
     )
-    interaction_self: bool = Field(default=False, description="dot: include each vector's product with itself")
 
     @model_validator(mode="before")
     @classmethod
@@ -118,8 +113,6 @@ class TowerConfig(ModelConfig):
         for name, sizes in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
             if sum(inputs * outputs for inputs, outputs in pairwise(sizes)) > MOST_WEIGHTS:
                 raise ValueError(f"expected at most {MOST_WEIGHTS:,} weights in {name}, got {_text(sizes)}")
-        if self.interaction == "cat" and self.interaction_self:
-            raise ValueError("expected interaction = dot with interaction_self, got cat")
         return self
 
 

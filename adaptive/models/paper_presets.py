@@ -2,15 +2,12 @@
 
 `adaptive.training.settings` applies them. A preset sets the model's MLPs and width, and the built-in stream's dense
 inputs, features and lookups. Any other setting takes precedence. Rows are not part of a preset: tables have
-`data.synthetic.rows` rows together, in the proportions of Criteo Kaggle. Every bag has
-`lookups` ids; papers give a mean.
+`data.synthetic.rows` rows together, in the proportions of Criteo Kaggle, and one lookup for each feature.
 
 | preset | source |
 |---|---|
 | rmc1 | facebookresearch/tbsm, its command for Taobao, which is FAE's RMC1: a TBSM over sequences |
 | rmc2, rmc3, rmc4 | FAE (Adnan et al., PVLDB 15(1), 2022), its table of models and data sets; Hotline's RM2 to RM4 |
-| syn-m1, syn-m2 | Hotline, first version (arXiv 2204.05436v1), figure 20, with the MLPs and width of rmc3 |
-| m1prod, m2prod, m3prod | Acun et al. (arXiv 2011.05497, HPCA 2021), table II; width, last bottom layer: ours |
 | mlperf | facebookresearch/dlrm, its command for MLPerf (Criteo Terabyte) |
 
 RMC1 also sets its optimizer. Its tables are those of `data.sequences`.
@@ -30,7 +27,6 @@ class Preset:
     embedding_dim: int
     num_dense: int
     tables: int
-    lookups: int = 1  # of a bag
     steps: int = 1  # of a sample; dense inputs and tables are those of a step
     more: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -40,7 +36,7 @@ class Preset:
         stream = {
             "data.synthetic.num_dense": self.num_dense,
             "data.synthetic.tables": self.tables,
-            "data.synthetic.lookups": self.lookups,
+            "data.synthetic.lookups": 1,
         }
         return {
             "model.embedding_dim": self.embedding_dim,
@@ -66,10 +62,5 @@ PRESETS = {
     "rmc2": Preset("512-256-64-16", "512-256-1", 16, 13, 26),  # Criteo Kaggle
     "rmc3": Preset("512-256-64", "512-512-256-1", 64, 13, 26),  # Criteo Terabyte
     "rmc4": Preset("512-256-64-16", "512-256-1", 16, 1, 21),  # Avazu
-    "syn-m1": Preset("512-256-64", "512-512-256-1", 64, 54, 102),
-    "syn-m2": Preset("512-256-64", "512-512-256-1", 64, 102, 204),
-    "m1prod": Preset("512-64", "512-512-512-1", 64, 800, 30, lookups=28),
-    "m2prod": Preset("1024-64", "1024-1024-512-1", 64, 504, 13, lookups=17),
-    "m3prod": Preset("512-64", "512-256-512-256-512-1", 64, 809, 127, lookups=49),
     "mlperf": Preset("512-256-128", "1024-1024-512-256-1", 128, 13, 26),
 }

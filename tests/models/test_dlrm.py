@@ -30,21 +30,6 @@ def linears(model: nn.Module) -> list[nn.Linear]:
 
 
 @pytest.mark.parametrize(
-    ("text", "num_inputs", "sizes"),
-    [
-        ("512-256-64-16", 13, (512, 256, 64, 16)),
-        ("13-512-256-64-16", 13, (512, 256, 64, 16)),
-        ("13-512-256-64-16", None, (13, 512, 256, 64, 16)),
-        (" 16 ", 13, (16,)),
-        ("16", 16, (16,)),
-        ("16-16", 16, (16,)),
-    ],
-)
-def test_parse_mlp(text: str, num_inputs: int | None, sizes: tuple[int, ...]) -> None:
-    assert parse_mlp(text, num_inputs=num_inputs) == sizes
-
-
-@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("", "'' at position 1"),
@@ -58,7 +43,7 @@ def test_parse_mlp(text: str, num_inputs: int | None, sizes: tuple[int, ...]) ->
 )
 def test_parse_mlp_errors(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match="positive whole number") as caught:
-        parse_mlp(text, num_inputs=13)
+        parse_mlp(text)
     assert named in str(caught.value)
 
 
@@ -82,7 +67,6 @@ def test_the_default_bottom_mlp_ends_with_the_width() -> None:
         ({"bottom_mlp": "a-16"}, "'a' at position 1"),
         ({"bottom_mlp": [0, 16]}, "greater than or equal to 1"),
         ({"interaction": "product"}, "'dot' or 'cat'"),
-        ({"interaction": "cat", "interaction_self": True}, "expected interaction = dot with interaction_self"),
         ({"dropout": 1.0}, "less than 1"),
         ({"experts": 2}, "experts: unknown key"),
     ],
@@ -113,9 +97,8 @@ def test_shapes(num_dense: int, num_features: int, interaction: str) -> None:
 def test_nothing_to_interact() -> None:
     with pytest.raises(ValueError, match="got one feature and no dense inputs"):
         make_model(num_dense=0, num_features=1)
-    for least in ({"num_dense": 1}, {"num_dense": 0, "interaction_self": True}):
-        model = make_model(num_features=1, **least)
-        assert model(*make_inputs(model, 2)).shape == (2,)
+    model = make_model(num_dense=1, num_features=1)
+    assert model(*make_inputs(model, 2)).shape == (2,)
 
 
 def paper_logits(model: DLRM, dense: Tensor, pooled: Tensor) -> Tensor:

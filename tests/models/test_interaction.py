@@ -27,13 +27,11 @@ def make_inputs(shape: tuple[int, int, int], *, with_bottom: bool, seed: int = 0
     return bottom, pooled
 
 
-def twin(bottom: Tensor, pooled: Tensor, *, include_self: bool) -> Tensor:
+def twin(bottom: Tensor, pooled: Tensor) -> Tensor:
     """One product at a time, in the order of the definition; no padding."""
     vectors = [bottom] if bottom.shape[1] else []
     vectors += list(pooled.unbind(1))
-    dots = [
-        (first * second).sum(1) for i, first in enumerate(vectors) for second in vectors[: i + 1 if include_self else i]
-    ]
+    dots = [(first * second).sum(1) for i, first in enumerate(vectors) for second in vectors[:i]]
     return torch.cat([bottom, *[dot[:, None] for dot in dots]], dim=1)
 
 
@@ -43,21 +41,18 @@ def test_written_out() -> None:
     dots = [1 * 3 + 2 * 4, 1 * 5 + 2 * 6, 3 * 5 + 4 * 6]
     out = dot_interaction(bottom, pooled)
     assert out.tolist() == [[1.0, 2.0, *dots, *[0.0] * 11]]
-    with_self = [5, 11, 25, 17, 39, 61]
-    assert dot_interaction(bottom, pooled, include_self=True)[0, 2:8].tolist() == with_self
     assert concatenation(bottom, pooled).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, *[0.0] * 10]]
 
 
 @pytest.mark.parametrize("interact", [dot_interaction, plain_dot_interaction])
-@pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("with_bottom", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_twin(shape: tuple[int, int, int], with_bottom: bool, include_self: bool, interact) -> None:
+def test_equals_twin(shape: tuple[int, int, int], with_bottom: bool, interact) -> None:
     """Values and gradients of both paths, against the twin in float64."""
     inputs = [part.requires_grad_() for part in make_inputs(shape, with_bottom=with_bottom)]
     exact = [part.detach().double().requires_grad_() for part in inputs]
-    out = interact(*inputs, include_self=include_self)
-    expected = twin(*exact, include_self=include_self)
+    out = interact(*inputs)
+    expected = twin(*exact)
     assert out.dtype == torch.float32
     assert out.shape == (shape[0], aligned(expected.shape[1]))
     width = expected.shape[1]
@@ -75,7 +70,7 @@ def test_equals_twin(shape: tuple[int, int, int], with_bottom: bool, include_sel
 
 def test_gradcheck() -> None:
     bottom, pooled = (part.double().requires_grad_() for part in make_inputs((2, 3, 5), with_bottom=True))
-    assert torch.autograd.gradcheck(lambda b, p: dot_interaction(b, p, include_self=True), (bottom, pooled))
+    assert torch.autograd.gradcheck(dot_interaction, (bottom, pooled))
 
 
 def test_strided_inputs_and_gradients() -> None:
@@ -111,23 +106,22 @@ def test_sample_does_not_depend_on_its_batch() -> None:
     assert torch.equal(dot_interaction(bottom[150:], pooled[150:]), whole[150:])
 
 
-@pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("with_bottom", [False, True])
-def test_kernels_as_plain_python(with_bottom: bool, include_self: bool) -> None:
+def test_kernels_as_plain_python(with_bottom: bool) -> None:
     bottom, pooled = (part.numpy() for part in make_inputs((3, 5, 6), with_bottom=with_bottom))
-    expected = plain_dot_interaction(torch.from_numpy(bottom), torch.from_numpy(pooled), include_self=include_self)
+    expected = plain_dot_interaction(torch.from_numpy(bottom), torch.from_numpy(pooled))
     out = np.full(expected.shape, np.nan, np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_forward", kernels._forward.py_func)
-        kernels.dot_forward(bottom, pooled, include_self, out)
+        kernels.dot_forward(bottom, pooled, out)
     np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=1e-5)
     grad = np.random.default_rng(0).standard_normal(out.shape, np.float32)
     plain = [np.full_like(bottom, np.nan), np.full_like(pooled, np.nan)]
     compiled = [np.full_like(bottom, np.nan), np.full_like(pooled, np.nan)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_backward", kernels._backward.py_func)
-        kernels.dot_backward(bottom, pooled, include_self, grad, *plain)
-    kernels.dot_backward(bottom, pooled, include_self, grad, *compiled)
+        kernels.dot_backward(bottom, pooled, grad, *plain)
+    kernels.dot_backward(bottom, pooled, grad, *compiled)
     for actual, needed in zip(plain, compiled, strict=True):
         np.testing.assert_allclose(actual, needed, rtol=1e-5, atol=1e-5)
 
@@ -136,7 +130,7 @@ def test_padding_of_the_gradient_is_ignored() -> None:
     bottom, pooled = (part.requires_grad_() for part in make_inputs((4, 2, 3), with_bottom=True))
     out = dot_interaction(bottom, pooled)
     grad = torch.ones_like(out)
-    grad[:, 3 + num_dots(3, include_self=False) :] = torch.nan
+    grad[:, 3 + num_dots(3) :] = torch.nan
     out.backward(grad)
     assert bottom.grad is not None
     assert pooled.grad is not None

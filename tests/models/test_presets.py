@@ -11,11 +11,10 @@ from adaptive.training.components import build, open_data
 from adaptive.training.settings import load_settings
 
 SMALL = ["data.synthetic.rows=100000", "data.synthetic.num_train=2000", "data.synthetic.num_eval=0", "batch_size=64"]
-OF_DLRM = [name for name, preset in PRESETS.items() if preset.bottom_mlp]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", OF_DLRM)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
     preset = PRESETS[name]
     config, origins = load_settings(flags={"preset": name}, sets=[*SMALL, "tier.device_rows=100%"])
@@ -26,7 +25,7 @@ def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
         assert len(parts.tables) == preset.tables and {t.embedding_dim for t in parts.tables} == {preset.embedding_dim}
         for planned in embeddings.look_ahead([next(iter(dataset.train(64)))], depth=0):
             assert planned.batch.dense.shape == (64, preset.num_dense * preset.steps)
-            assert len(planned.batch.ids) == 64 * preset.tables * preset.lookups * preset.steps
+            assert len(planned.batch.ids) == 64 * preset.tables * preset.steps
             logits = parts.model(planned.dense, embeddings.stack(planned))
             logits.sum().backward()
             embeddings.step()
@@ -35,18 +34,18 @@ def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
 
 def test_anything_given_beats_a_preset(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
-    file.write_text('preset = "m2prod"\n[data.synthetic]\nlookups = 3\n')
+    file.write_text('preset = "rmc4"\n[data.synthetic]\nlookups = 3\n')
     config, origins = load_settings(
         file=file,
         environ={"ADAPTIVE_DATA__SYNTHETIC__NUM_DENSE": "7"},
         sets=["model.top_mlp=8-1"],
         flags={"model.embedding_dim": "4", "model.bottom_mlp": "7-4"},
     )
-    assert config.data_options == {"synthetic": {"num_dense": 7, "tables": 13, "lookups": 3}}
+    assert config.data_options == {"synthetic": {"num_dense": 7, "tables": 21, "lookups": 3}}
     assert config.model_options == {"embedding_dim": 4, "bottom_mlp": "7-4", "top_mlp": "8-1"}
-    assert origins["data_options.synthetic.tables"] == "preset m2prod"
+    assert origins["data_options.synthetic.tables"] == "preset rmc4"
     assert origins["data_options.synthetic.lookups"] == f"{file}:data.synthetic.lookups"
-    assert load_settings(file=file, sets=["preset=rmc4"])[0].data_options["synthetic"]["tables"] == 21
+    assert load_settings(file=file, sets=["preset=rmc3"])[0].data_options["synthetic"]["tables"] == 26
     assert load_settings(file=file, sets=["preset=null"])[0].model_options == {}
 
 

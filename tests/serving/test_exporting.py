@@ -119,7 +119,6 @@ SIZES = {"num_train": 600, "num_eval": 200, "tables": 4, "rows": 100_000, "looku
 SHAPE = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8, 1]}
 MODELS: dict[str, dict[str, Any]] = {
     "dots": {},
-    "self": {"model_options": {"interaction_self": True}},
     "cat": {"model_options": {"interaction": "cat"}},
     "no dense": {"data_options": {"synthetic": {**SIZES, "num_dense": 0}}},
     "tbsm": {"model": "tbsm", "data": "sequences", "model_options": {"bottom_mlp": [4], "top_mlp": [6]}},

@@ -180,9 +180,9 @@ def shape_of(width: int, warps: int = 1) -> dict[str, Any]:
 
 def dense_forms(width: int) -> Iterator[Form]:
     """The interaction with 26 and 31 features and every option; launch options are among the constants."""
-    for features, include_self, tf32 in product((26, 31), (False, True), (False, True)):
-        dots = (features + 1) * (features + (2 if include_self else 0)) // 2
-        constants = interaction.constants_of(features, width, -(-(width + dots) // 16) * 16, True, include_self, tf32)
+    for features, tf32 in product((26, 31), (False, True)):
+        dots = (features + 1) * features // 2
+        constants = interaction.constants_of(features, width, -(-(width + dots) // 16) * 16, True, tf32)
         yield interaction.forward_kernel, constants
         yield interaction.backward_kernel, constants
 

@@ -36,12 +36,9 @@ def load_vectors(
 def forward_kernel(
     bottom, pooled, out,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-    WITH_BOTTOM: tl.constexpr, SELF: tl.constexpr, PRECISION: tl.constexpr,
+    WITH_BOTTOM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sum products of all pairs over blocks of columns; store the lower triangle.
-
-    SELF: 1 to store its diagonal, too.
-    """
+    """Sum products of all pairs over blocks of columns; store the lower triangle."""
     sample = tl.program_id(0).to(tl.int64)
     vectors = tl.arange(0, BLOCK)
     num_vectors: tl.constexpr = FEATURES + (1 if WITH_BOTTOM else 0)
@@ -55,9 +52,9 @@ def forward_kernel(
             output = tl.load(bottom + sample * WIDTH + columns, mask=columns < WIDTH)
             tl.store(out + sample * OUT + columns, output, mask=columns < WIDTH)
     i, j = vectors[:, None], vectors[None, :]
-    dots = copied + i * (i - 1) // 2 + SELF * i + j
-    tl.store(out + sample * OUT + dots, products, mask=(i < num_vectors) & (j < i + SELF))
-    filled: tl.constexpr = copied + num_vectors * (num_vectors - 1) // 2 + SELF * num_vectors
+    dots = copied + i * (i - 1) // 2 + j
+    tl.store(out + sample * OUT + dots, products, mask=(i < num_vectors) & (j < i))
+    filled: tl.constexpr = copied + num_vectors * (num_vectors - 1) // 2
     padding = filled + tl.arange(0, 16)
     tl.store(out + sample * OUT + padding, tl.zeros([16], tl.float32), mask=padding < OUT)
 
@@ -66,11 +63,11 @@ def forward_kernel(
 def backward_kernel(
     bottom, pooled, grad, grad_bottom, grad_pooled,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-    WITH_BOTTOM: tl.constexpr, SELF: tl.constexpr, PRECISION: tl.constexpr,
+    WITH_BOTTOM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of vector i is the sum over j of W[i, j] * vector j.
 
-    W is symmetric, and twice the gradient on its diagonal.
+    W is symmetric, and 0 on its diagonal.
     """
     sample = tl.program_id(0).to(tl.int64)
     vectors = tl.arange(0, BLOCK)
@@ -78,9 +75,8 @@ def backward_kernel(
     copied: tl.constexpr = WIDTH if WITH_BOTTOM else 0
     i, j = vectors[:, None], vectors[None, :]
     high, low = tl.maximum(i, j), tl.minimum(i, j)
-    dots = copied + high * (high - 1) // 2 + SELF * high + low
-    weights = tl.load(grad + sample * OUT + dots, mask=(high < num_vectors) & (low < high + SELF), other=0.0)
-    weights = tl.where(i == j, 2.0 * weights, weights)
+    dots = copied + high * (high - 1) // 2 + low
+    weights = tl.load(grad + sample * OUT + dots, mask=(high < num_vectors) & (low < high), other=0.0)
     first_feature = 1 if WITH_BOTTOM else 0
     features = vectors - first_feature
     rows = sample * FEATURES + features
@@ -102,20 +98,19 @@ def can_run(pooled: Tensor, bottom: Tensor) -> bool:
     return pooled.shape[1] + (bottom.shape[1] > 0) <= MOST_VECTORS and pooled.numel() > 0
 
 
-def dot_forward(bottom: Tensor, pooled: Tensor, include_self: bool, out: Tensor, *, tf32: bool = False) -> None:
+def dot_forward(bottom: Tensor, pooled: Tensor, out: Tensor, *, tf32: bool = False) -> None:
     """Fill `out` (B, P) from `bottom` (B, D or 0) and `pooled` (B, F, D).
 
     All float32 and contiguous. Columns behind the dots, at most 15, are set to 0. tf32: multiply numbers rounded to 10
     bits, as torch's matrix products do if set so.
     """
-    constants = _constants(bottom, pooled, include_self, out, tf32)
+    constants = _constants(bottom, pooled, out, tf32)
     forward_kernel[(len(pooled),)](bottom, pooled, out, **constants)
 
 
 def dot_backward(
     bottom: Tensor,
     pooled: Tensor,
-    include_self: bool,
     grad: Tensor,
     grad_bottom: Tensor,
     grad_pooled: Tensor,
@@ -126,18 +121,16 @@ def dot_backward(
 
     The padding of `grad` is not read.
     """
-    constants = _constants(bottom, pooled, include_self, grad, tf32)
+    constants = _constants(bottom, pooled, grad, tf32)
     backward_kernel[(len(pooled),)](bottom, pooled, grad, grad_bottom, grad_pooled, **constants)
 
 
-def _constants(bottom: Tensor, pooled: Tensor, include_self: bool, out: Tensor, tf32: bool) -> dict[str, object]:
+def _constants(bottom: Tensor, pooled: Tensor, out: Tensor, tf32: bool) -> dict[str, object]:
     assert can_run(pooled, bottom) and all(tensor.is_contiguous() for tensor in (bottom, pooled, out))
-    return constants_of(pooled.shape[1], pooled.shape[2], out.shape[1], bottom.shape[1] > 0, include_self, tf32)
+    return constants_of(pooled.shape[1], pooled.shape[2], out.shape[1], bottom.shape[1] > 0, tf32)
 
 
-def constants_of(
-    features: int, width: int, out: int, with_bottom: bool, include_self: bool, tf32: bool
-) -> dict[str, object]:
+def constants_of(features: int, width: int, out: int, with_bottom: bool, tf32: bool) -> dict[str, object]:
     """Return the keyword arguments of a launch."""
     block = max(16, int(triton.next_power_of_2(features + with_bottom)))
     return {
@@ -147,7 +140,6 @@ def constants_of(
         "BLOCK": block,
         "COLUMNS": min(COLUMNS, max(16, int(triton.next_power_of_2(width)))),
         "WITH_BOTTOM": with_bottom,
-        "SELF": int(include_self),
         "PRECISION": "tf32" if tf32 else "ieee",
         "num_warps": block // 8,
         "enable_fp_fusion": True,  # unlike rows, products of the dense part are not promised to round as on the CPU

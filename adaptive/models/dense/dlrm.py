@@ -44,7 +44,7 @@ class DLRM(nn.Module):
         seed: of the initial weights; torch's global generator is neither read nor advanced.
 
     Raises:
-        ValueError: if the top MLP would have no input (one feature, no dense inputs, dots without `interaction_self`).
+        ValueError: if the top MLP would have no input (one feature, no dense inputs, dots).
     """
 
     def __init__(self, config: "TowerConfig", *, num_dense: int, num_features: int, seed: int = 0) -> None:
@@ -84,7 +84,7 @@ class DLRM(nn.Module):
         if self.config.interaction == "cat":
             joined = concatenation(bottom.to(pooled.dtype), pooled)
         else:
-            joined = dot_interaction(bottom.to(pooled.dtype), pooled, include_self=self.config.interaction_self)
+            joined = dot_interaction(bottom.to(pooled.dtype), pooled)
         with precision(dense, self.config):
             outputs: Tensor = self.top(joined)
         return outputs.to(pooled.dtype)
@@ -94,12 +94,11 @@ class DLRM(nn.Module):
         bottom_width = self.config.embedding_dim if self.num_dense else 0
         if self.config.interaction == "cat":
             return bottom_width + self.num_features * self.config.embedding_dim
-        num_vectors = self.num_features + (bottom_width > 0)
-        width = bottom_width + num_dots(num_vectors, include_self=self.config.interaction_self)
+        width = bottom_width + num_dots(self.num_features + (bottom_width > 0))
         if width == 0:
             raise ValueError(
                 "model.interaction: expected two vectors or more for dot, got one feature and no dense inputs. Set "
-                "model.interaction = cat or model.interaction_self = true."
+                "model.interaction = cat."
             )
         return width
 

@@ -20,26 +20,26 @@ from .plain_interactions import dot_interaction as plain_dot_interaction
 __all__ = ["aligned", "concatenation", "dot_interaction", "num_dots", "plain_dot_interaction"]
 
 
-def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
+def dot_interaction(bottom: Tensor, pooled: Tensor) -> Tensor:
     """Return `[bottom | dots | zeros]`, (B, P), dots in the order of a lower triangle.
 
     Uses one fused pass each way for float32 on the CPU, and on a GPU with Triton for up to 32 vectors per sample. These
     can be differentiated once. Elsewhere, and while `torch.compile` traces, it uses plain torch operations.
     """
     if torch.compiler.is_compiling():
-        return plain_dot_interaction(bottom, pooled, include_self=include_self)
+        return plain_dot_interaction(bottom, pooled)
     if _can_fuse(bottom) and _can_fuse(pooled):
-        fused: Tensor = _FusedDots.apply(bottom, pooled, include_self)  # type: ignore[no-untyped-call]
+        fused: Tensor = _FusedDots.apply(bottom, pooled)  # type: ignore[no-untyped-call]
         return fused
     if pooled.is_cuda and pooled.dtype == bottom.dtype == torch.float32 and _has_triton(pooled.device, pooled, bottom):
-        by_triton: Tensor = _TritonDots.apply(bottom, pooled, include_self)  # type: ignore[no-untyped-call]
+        by_triton: Tensor = _TritonDots.apply(bottom, pooled)  # type: ignore[no-untyped-call]
         return by_triton
-    return plain_dot_interaction(bottom, pooled, include_self=include_self)
+    return plain_dot_interaction(bottom, pooled)
 
 
-def _empty_output(bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
+def _empty_output(bottom: Tensor, pooled: Tensor) -> Tensor:
     """Return an uninitialized output (B, P)."""
-    dots = num_dots(pooled.shape[1] + (bottom.shape[1] > 0), include_self=include_self)
+    dots = num_dots(pooled.shape[1] + (bottom.shape[1] > 0))
     return pooled.new_empty((len(pooled), aligned(bottom.shape[1] + dots)))
 
 
@@ -51,54 +51,51 @@ class _FusedDots(torch.autograd.Function):
     """The numba kernels as one node of the graph; saves only its inputs for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
+    def forward(ctx: Any, bottom: Tensor, pooled: Tensor) -> Tensor:
         bottom, pooled = bottom.detach().contiguous(), pooled.detach().contiguous()
-        out = _empty_output(bottom, pooled, include_self)
-        dot_forward(bottom.numpy(), pooled.numpy(), include_self, out.numpy())
+        out = _empty_output(bottom, pooled)
+        dot_forward(bottom.numpy(), pooled.numpy(), out.numpy())
         ctx.save_for_backward(bottom, pooled)
-        ctx.include_self = include_self
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         bottom, pooled = ctx.saved_tensors
         grad_bottom, grad_pooled = torch.empty_like(bottom), torch.empty_like(pooled)
         dot_backward(
             bottom.numpy(),
             pooled.numpy(),
-            ctx.include_self,
             grad.contiguous().numpy(),
             grad_bottom.numpy(),
             grad_pooled.numpy(),
         )
-        return grad_bottom, grad_pooled, None
+        return grad_bottom, grad_pooled
 
 
 class _TritonDots(torch.autograd.Function):
     """The Triton kernels as one node of the graph; saves only its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
+    def forward(ctx: Any, bottom: Tensor, pooled: Tensor) -> Tensor:
         from adaptive.kernels.gpu import interaction
 
         bottom, pooled = bottom.detach().contiguous(), pooled.detach().contiguous()
-        out = _empty_output(bottom, pooled, include_self)
+        out = _empty_output(bottom, pooled)
         ctx.tf32 = torch.backends.cuda.matmul.allow_tf32
-        interaction.dot_forward(bottom, pooled, include_self, out, tf32=ctx.tf32)
+        interaction.dot_forward(bottom, pooled, out, tf32=ctx.tf32)
         ctx.save_for_backward(bottom, pooled)
-        ctx.include_self = include_self
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         from adaptive.kernels.gpu import interaction
 
         bottom, pooled = ctx.saved_tensors
         grads = torch.empty_like(bottom), torch.empty_like(pooled)
-        interaction.dot_backward(bottom, pooled, ctx.include_self, grad.contiguous(), *grads, tf32=ctx.tf32)
-        return *grads, None
+        interaction.dot_backward(bottom, pooled, grad.contiguous(), *grads, tf32=ctx.tf32)
+        return grads
 
 
 def _has_triton(device: torch.device, pooled: Tensor, bottom: Tensor) -> bool:

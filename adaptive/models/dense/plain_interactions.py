@@ -17,9 +17,9 @@ def aligned(width: int) -> int:
     return max(1, -(-width // ALIGNMENT)) * ALIGNMENT
 
 
-def num_dots(num_vectors: int, *, include_self: bool) -> int:
-    """Return the number of pairs of vectors, with or without each vector and itself."""
-    return num_vectors * (num_vectors + (1 if include_self else -1)) // 2
+def num_dots(num_vectors: int) -> int:
+    """Return the number of pairs of vectors."""
+    return num_vectors * (num_vectors - 1) // 2
 
 
 def concatenation(bottom: Tensor, pooled: Tensor) -> Tensor:
@@ -27,12 +27,12 @@ def concatenation(bottom: Tensor, pooled: Tensor) -> Tensor:
     return padded(bottom, pooled.flatten(1))
 
 
-def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
+def dot_interaction(bottom: Tensor, pooled: Tensor) -> Tensor:
     """Return `[bottom | dots | zeros]`, (B, P), dots in the order of a lower triangle."""
     vectors = stacked(bottom, pooled)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
     num_vectors = vectors.shape[1]
-    i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1, device=pooled.device)
+    i, j = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=pooled.device)
     return padded(bottom, products[:, i, j])
 
 

@@ -86,7 +86,7 @@ def steps_hint(config: TrainConfig, samples: int) -> str:
 def model_hint(config: TrainConfig, features: Sequence[str], num_dense: int) -> str:
     """A warning if one dot product is the only input of DLRM's top MLP; else an empty text."""
     options = config.model_options
-    is_dot = options.get("interaction", "dot") == "dot" and not options.get("interaction_self", False)
+    is_dot = options.get("interaction", "dot") == "dot"
     if config.model != "dlrm" or not is_dot or num_dense or len(features) != 2:
         return ""
     return (

@@ -25,26 +25,23 @@ def made(shape: tuple[int, int, int], with_bottom: bool) -> tuple[Tensor, Tensor
     return bottom.to(DEVICE), torch.randn((samples, features, width), generator=generator).to(DEVICE)
 
 
-@pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("with_bottom", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_those_of_the_definition(
-    shape: tuple[int, int, int], with_bottom: bool, include_self: bool
-) -> None:
+def test_values_and_gradients_are_those_of_the_definition(shape: tuple[int, int, int], with_bottom: bool) -> None:
     bottom, pooled = made(shape, with_bottom)
     exact = [part.double().requires_grad_() for part in (bottom, pooled)]
-    expected = plain_dot_interaction(*exact, include_self=include_self)
-    used = bottom.shape[1] + num_dots(pooled.shape[1] + with_bottom, include_self=include_self)
+    expected = plain_dot_interaction(*exact)
+    used = bottom.shape[1] + num_dots(pooled.shape[1] + with_bottom)
     out = torch.full((len(pooled), aligned(used)), torch.nan, device=DEVICE)
     with ready():
-        kernels.dot_forward(bottom, pooled, include_self, out)
+        kernels.dot_forward(bottom, pooled, out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(out[:, : bottom.shape[1]], bottom) and not out[:, used:].any()
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     grad[:, used:] = torch.nan
     found = [torch.full_like(part, torch.nan) for part in (bottom, pooled)]
     with ready():
-        kernels.dot_backward(bottom, pooled, include_self, grad, *found)
+        kernels.dot_backward(bottom, pooled, grad, *found)
     expected.backward(torch.nan_to_num(grad).double())
     for one, needed in zip(found, exact, strict=True):
         wanted = torch.zeros_like(needed) if needed.grad is None else needed.grad
@@ -54,10 +51,10 @@ def test_values_and_gradients_are_those_of_the_definition(
 def test_the_model_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     bottom, pooled = (part.requires_grad_() for part in made((3, 5, 8), True))
     strided = pooled.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    plain = plain_dot_interaction(bottom, pooled, include_self=True)
+    plain = plain_dot_interaction(bottom, pooled)
     plain.square().sum().backward()
     with ready():
-        out = models._TritonDots.apply(bottom, strided, True)
+        out = models._TritonDots.apply(bottom, strided)
         out.square().sum().backward()
     torch.testing.assert_close(out, plain)
     torch.testing.assert_close(strided.grad, pooled.grad, rtol=1e-4, atol=1e-4)
