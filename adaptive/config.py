@@ -541,9 +541,6 @@ class TrainConfig(Config):
         description="run directory whose weights, with the optimizer state of rows, the run starts from; tables may be "
         "larger, and its vocabularies grow with new values",
     )
-    init_optimizer: bool = Field(
-        default=True, description="with init_from: load the state of both optimizers; false: start with new state"
-    )
     log_every: int = Field(default=20, ge=1, le=MOST, description="batches per logging interval")
     tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
     save: bool | Literal["best"] = Field(

@@ -24,7 +24,6 @@ from adaptive.storage.run_directory import RunDirectory, newest_first
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import Components, set_rates, total_samples
 from adaptive.training.evaluation import Evaluation, evaluate
-from adaptive.training.quality import StreamingLogLoss
 from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, path_of_first
 from adaptive.training.runs.following import MOST_JUDGED, FollowLoop, quality_of_files
 from adaptive.training.runs.loop import DataPosition, Loop
@@ -160,7 +159,6 @@ class Run:
             raise
         except RanksError as error:
             raise RanksError(f"{error}. {how_to_resume(self._where, self.config)}") from error
-        self._print(constant_label_text(self.recorder.log_loss))
         summary = self._summary(evaluation)
         self.directory.finish(summary.to_json())
         summary.compile_s = compile_s  # no fact about the run
@@ -306,30 +304,15 @@ def quality_numbers(evaluation: Evaluation) -> dict[str, Any]:
     """The evaluation as a part of the summary; GAUC only if it was evaluated."""
     numbers = asdict(evaluation)
     samples = numbers.pop("samples")
-    quality = {name: value for name, value in numbers.items() if name not in _OPTIONAL or value is not None}
-    if evaluation.gauc_groups is not None:
-        quality["gauc"] = evaluation.gauc
-    return {"auc_of": "evaluation", "eval_samples": samples, **quality}
+    if evaluation.gauc_groups is None:
+        del numbers["gauc"], numbers["gauc_groups"]
+    return {"auc_of": "evaluation", "eval_samples": samples, **numbers}
 
 
 def one_class_text(evaluation: Evaluation) -> str:
     """Say that all evaluated samples have one label."""
     label = 0 if evaluation.calibration is None else 1
     return f"all {evaluation.samples:,} evaluated samples have label {label}"
-
-
-def constant_label_text(losses: StreamingLogLoss) -> str:
-    """Return a warning if all trained samples have one label, else an empty text."""
-    if not losses.weight or 0 < losses.positive_weight < losses.weight:
-        return ""
-    label = int(losses.positive_weight > 0)
-    return (
-        f"warning: all {losses.num_samples:,} trained samples have label {label}, so the model learns nothing else and "
-        "its accuracy says nothing. Check the label's column and rule, and the order of the data."
-    )
-
-
-_OPTIONAL = ("gauc", "gauc_groups")
 
 
 def quality_of_training(recorder: Recorder) -> dict[str, Any]:

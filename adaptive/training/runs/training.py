@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TextIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TextIO
 
 from adaptive.config import TrainConfig
 from adaptive.data.rows.vocabularies import load_vocabularies
@@ -17,7 +14,6 @@ from adaptive.embeddings.planning.layout import make_groups
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.models.loss import start_at_base_rate
 from adaptive.models.model_settings import OPTIONS
-from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.checkpoint import Checkpoint, load_best
 from adaptive.storage.run_directory import RunDirectory, read_record
 from adaptive.training.components import (
@@ -40,7 +36,7 @@ from adaptive.training.runs.following import refuse_following
 from adaptive.training.runs.rehearsal import rehearse
 from adaptive.training.runs.run import Run, refuse_unreachable
 from adaptive.training.runs.run_record import config_of, data_entries
-from adaptive.training.runs.state import check_dense, load_optimizer_arrays
+from adaptive.training.runs.state import load_optimizer_arrays
 from adaptive.training.telemetry.report import SCHEMA
 
 VOCABULARY = "vocabulary"
@@ -83,31 +79,14 @@ def load_initial_weights(components: Components, config: TrainConfig) -> None:
     where, checkpoint = load_best(path)
     last = _check_tables(components, checkpoint, path)
     try:
-        check_dense(components.model, checkpoint.dense)
-        _load_rows(components, checkpoint, last, seed=config.seed, keep_state=config.init_optimizer)
         components.model.load_state_dict(checkpoint.dense)
-        if config.init_optimizer:
-            load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
+        _load_rows(components, checkpoint, last, seed=config.seed)
+        load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
     except (CheckpointError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        difference = _difference(source, config) or f"expected weights of this model and optimizer, got others: {error}"
-        raise CheckpointError(f"{difference} (init_from: {where})") from error
-
-
-_OPTIMIZERS: Final = ("optimizer", "dense_optimizer")
-
-
-def _difference(source: TrainConfig, config: TrainConfig) -> str:
-    """Explain which settings keep the weights of `source` from fitting, or return ""."""
-    old, new = source.model_options, config.model_options
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    if names:
-        texts = [f"expected model.{n} {old.get(n, 'not set')}, got {new.get(n, 'not set')}" for n in names]
-        return f"{'; '.join(texts)}. Use the model settings of that run, or omit --init-from"
-    optimizers = [(name, getattr(source, name).name, getattr(config, name).name) for name in _OPTIMIZERS]
-    texts = [f"expected {name} {expected}, got {got}" for name, expected, got in optimizers if expected != got]
-    if texts and config.init_optimizer:
-        return f"{'; '.join(texts)}. Set init_optimizer=false to start with new optimizer state"
-    return ""
+        raise CheckpointError(
+            f"expected weights of this model and optimizer, got others: {error} (init_from: {where}). Use the "
+            "settings of that run, or omit --init-from"
+        ) from error
 
 
 def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) -> dict[str, int]:
@@ -136,22 +115,13 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
     return last
 
 
-def _load_rows(
-    components: Components, checkpoint: Checkpoint, last: Mapping[str, int], *, seed: int, keep_state: bool
-) -> None:
+def _load_rows(components: Components, checkpoint: Checkpoint, last: Mapping[str, int], *, seed: int) -> None:
     """Load the saved rows without learning rate and hot rows of the other run."""
     embeddings = components.embeddings
-    tiered_groups = embeddings.runtime.pipeline.tiered_groups
-
-    def changed(rows: Mapping[str, NDArray[Any] | Stored]) -> dict[str, NDArray[Any] | Stored]:
-        arrays = {name: value for name, value in rows.items() if name != "rate" and ".hot." not in name}
-        for number, tiered in enumerate(tiered_groups if arrays and not keep_state else ()):
-            count, first = len(whole(arrays[f"rows{number}.changed"])), tiered.host.first_state
-            arrays[f"rows{number}.state"] = np.full((count, tiered.host.state.shape[1]), first, np.float32)
-            arrays[f"rows{number}.first_state"] = np.array([first], np.float32)
-        return arrays
-
-    shards = list(map(changed, checkpoint.shards))
+    shards = [
+        {name: value for name, value in rows.items() if name != "rate" and ".hot." not in name}
+        for rows in checkpoint.shards
+    ]
     if isinstance(embeddings, ShardedEmbeddingBag):
         embeddings.rows.load_shards(shards)
         return

@@ -180,17 +180,6 @@ def test_one_class_in_evaluations_is_a_warning(tmp_path: Path, monkeypatch: pyte
     assert "warning: all 256 evaluated samples have label 0, so there is no AUC." in stream.getvalue()
 
 
-@pytest.mark.parametrize("label", [0.0, 1.0])
-def test_a_constant_label_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any, label: float
-) -> None:
-    one_label(monkeypatch, data, train=label, evaluation=1.0)
-    stream = io.StringIO()
-    train_run(toy_config(out=str(tmp_path / "run")), stream=stream)
-    lines = [line for line in stream.getvalue().splitlines() if line.startswith("warning: all 640 trained")]
-    assert len(lines) == 1 and f"have label {label:.0f}" in lines[0] and "Check the label" in lines[0]
-
-
 def test_ordinary_labels_warn_of_nothing(tmp_path: Path, data: Any) -> None:
     data()
     stream = io.StringIO()
