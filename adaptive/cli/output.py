@@ -4,7 +4,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -60,17 +60,11 @@ def print_document(
     as_json: bool,
     markdown: Path | None = None,
     footer: str = "",
-    remarks: Sequence[str] = (),
 ) -> None:
-    """Print a study as JSON or as its document, and write the document as Markdown.
-
-    `remarks` are lines of the document that JSON does not have; they go to stderr with JSON.
-    """
+    """Print a study as JSON or as its document, and write the document as Markdown."""
     print_result(result, table=f"{document.to_text()}{footer}", as_json=as_json)
     if markdown is not None:
         write_text(markdown, document.to_markdown())
-    for line in remarks if as_json else ():
-        note(line)
 
 
 def _silence_stdout() -> None:

@@ -153,7 +153,7 @@ def simulate(
     Plans batches as training would, but rows have no values, so no update is skipped or deferred. Sizes too small for
     the batches in flight are reported as such.
 
-    With --skew, it reports the skew of the ids instead. After Ctrl-C, it reports the batches read so far.
+    With --skew, it reports the skew of the ids instead.
     """
     others = {"--policies": policies, "--device-rows": device_rows, "--plot": plot}
     if skew and (wrong := [name for name, value in others.items() if value is not None]):
@@ -184,33 +184,26 @@ def _simulate(
     as_json: bool,
 ) -> None:
     from adaptive.studies.simulation import simulate as run_simulation
-    from adaptive.studies.simulation import simulation_document, stop_lines
-    from adaptive.system import StopRequest
+    from adaptive.studies.simulation import simulation_document
     from adaptive.training.telemetry.progress import Countdown
 
     width = int(cases[0][1].model_options.get("embedding_dim", 16))
-    stop = StopRequest()
     with own_stdout():
         progress = Countdown(note, "batches planned")
-        result = run_simulation(cases, sizes, embedding_dim=width, on_progress=progress, stop=stop)
+        result = run_simulation(cases, sizes, embedding_dim=width, on_progress=progress)
     document = simulation_document(result)
     if plot is not None:
         from adaptive.studies.plots import plot_simulation
 
         plot_simulation(result, plot)
-    print_document(result, document, as_json=as_json, markdown=markdown, remarks=stop_lines(result))
-    stop.raise_exit()
+    print_document(result, document, as_json=as_json, markdown=markdown)
 
 
 def _count_skew(config: "TrainConfig", markdown: Path | None, *, as_json: bool) -> None:
-    from adaptive.studies.skew import count_skew, skew_document, skew_stop_lines
-    from adaptive.system import StopRequest
+    from adaptive.studies.skew import count_skew, skew_document
     from adaptive.training.telemetry.progress import Countdown
 
-    stop = StopRequest()
     with own_stdout():
         progress = Countdown(note, "batches counted")
-        result = count_skew(config, on_progress=progress, stop=stop)
-    document, remarks = skew_document(result), skew_stop_lines(result)
-    print_document(result, document, as_json=as_json, markdown=markdown, remarks=remarks)
-    stop.raise_exit()
+        result = count_skew(config, on_progress=progress)
+    print_document(result, skew_document(result), as_json=as_json, markdown=markdown)

@@ -31,7 +31,6 @@ from adaptive.kernels.planning import traces
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy, arranges
-from adaptive.system import StopRequest
 from adaptive.training.components import total_steps
 
 
@@ -178,36 +177,29 @@ class SharedTrace:
 
     Attributes:
         runs: policy and device size as the user wrote them, and the run.
-        total: requested batches; None if unknown.
         seconds: time of finding distinct rows and recording the trace.
-        is_done: all batches are planned.
     """
 
     runs: list[tuple[str, str, SimulatedRun]]
     setup: Setup
     trace: Trace = field(init=False)
-    total: int | None = None
     lookups: int = 0
     batches: int = 0
     seconds: float = 0.0
-    is_done: bool = False
 
     def __post_init__(self) -> None:
         self.trace = Trace(self.setup.group.num_rows)
         self._finder = DistinctFinder(self.setup.group)
 
-    def read(self, dataset: Dataset, config: TrainConfig, on_progress: OnProgress, stop: StopRequest) -> None:
-        """Plan the batches that training with `config` would train.
-
-        After a stop, the batches read so far are planned, at least a chunk.
-        """
-        self.total = total_steps(config, dataset)
-        self.is_done = True
+    def read(self, dataset: Dataset, config: TrainConfig, on_progress: OnProgress) -> None:
+        """Plan the batches that training with `config` would train."""
+        total = total_steps(config, dataset)
         for epoch in range(config.epochs):
             left = None if config.steps is None else config.steps - self.batches
-            if left == 0 or self.is_over or not self.is_done:
+            if left == 0 or self.is_over:
                 break
-            self._read_epoch(islice(dataset.train(config.batch_size, epoch=epoch), left), on_progress, stop)
+            for _ in self._read_epoch(islice(dataset.train(config.batch_size, epoch=epoch), left)):
+                on_progress(self.batches, total)
             for _, _, run in self.runs:
                 run.end_epoch()
         if not self.batches and not self.is_over:
@@ -233,7 +225,8 @@ class SharedTrace:
         is_staged = any(run.staged for _, _, run in self.runs)
         return self.trace.most_held(self.setup.depth) if is_staged and not self.is_over else None
 
-    def _read_epoch(self, batches: Iterator[Batch], on_progress: OnProgress, stop: StopRequest) -> None:
+    def _read_epoch(self, batches: Iterator[Batch]) -> Iterator[None]:
+        """Plan the batches of an epoch in chunks; yields after each."""
         (_, _, first), size = self.runs[0], CHUNK
         if first.arranges:  # it may ask where rows are, so it must not run ahead of the plan
             batches, size = first.arranged(batches), 1
@@ -245,11 +238,8 @@ class SharedTrace:
                 break
             if not chunk:
                 break
-            if stop and self.batches:
-                self.is_done = False
-                break
             self._plan(chunk)
-            on_progress(self.batches, self.total)
+            yield
 
     def _plan(self, chunk: Sequence[Batch]) -> None:
         started = time.perf_counter()

@@ -6,7 +6,6 @@ Belady's bound. Rows have no values, so nothing is skipped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,7 +25,6 @@ from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
-from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import first_batches, open_data, prepare, study_tables
 from adaptive.training.telemetry.formatting import Document, Items, Note, Table, bytes_text, count_text, percent_text
 
@@ -36,24 +34,18 @@ Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and its setti
 
 
 @dataclass(frozen=True)
-class SizedPolicy:
-    """A policy and a size of the device tier as the user wrote them."""
+class FailedRun:
+    """A run that did not finish; policy and size are as the user wrote them."""
 
     policy: str
     size: str
-
-
-@dataclass(frozen=True)
-class FailedRun(SizedPolicy):
-    """A run that did not finish."""
-
     device_rows: int
     error: str
 
 
 @dataclass(frozen=True)
-class PolicyForecast(SizedPolicy):
-    """One policy with one device size; totals over all batches.
+class PolicyForecast:
+    """One policy with one device size, as the user wrote them; totals over all batches.
 
     Attributes:
         belady_row_hit_rate: upper bound for any policy.
@@ -62,6 +54,8 @@ class PolicyForecast(SizedPolicy):
         policy_numbers: numbers that the policy reports.
     """
 
+    policy: str
+    size: str
     device_rows: int
     device_share: float
     device_bytes: int
@@ -84,8 +78,6 @@ class Simulation:
 
     Attributes:
         least_device_rows: enough for all batches under policies that prefetch misses; None if unknown.
-        total_batches: requested batches; None if the data do not tell their number.
-        missing: policies and sizes that were not simulated because of a stop.
     """
 
     schema: int
@@ -98,9 +90,6 @@ class Simulation:
     depth: int
     lookups_per_s: float | None
     least_device_rows: int | None
-    was_stopped: bool
-    total_batches: int | None
-    missing: Sequence[SizedPolicy]
     runs: Sequence[PolicyForecast]
     failed: Sequence[FailedRun]
 
@@ -111,7 +100,6 @@ def simulate(
     *,
     embedding_dim: int = 16,
     on_progress: OnProgress = lambda batches, total: None,
-    stop: StopRequest | None = None,
 ) -> Simulation:
     """Predict hit rates and traffic of every policy at every device size.
 
@@ -120,8 +108,6 @@ def simulate(
         sizes: device rows, as in `tier.device_rows`; a policy with a fixed size gets that one.
         embedding_dim: width of a row.
         on_progress: called with planned batches and, if known, their total.
-        stop: set by signals. The batches read by then are planned; a policy that arranges its inputs, and so has a
-            separate stream, is in the result only if it planned all of them.
 
     Raises:
         AdaptiveError: for bad settings or data, or if no run finished.
@@ -136,17 +122,12 @@ def simulate(
     setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)
     streams = _streams(setup, cases, sizes)
     sample = prepare([run.policy for stream in streams for _, _, run in stream.runs], config, dataset)
-    with nullcontext(StopRequest()) if stop is None else stop_request(stop) as stopped:
-        for stream in streams:
-            if stopped and streams[0].batches:
-                break
-            for _, _, run in stream.runs:
-                run.calibrate(sample)
-            stream.read(dataset, config, on_progress, stopped)
-    # A later stream that was cut short has counted other batches than the first
-    done = [streams[0], *(stream for stream in streams[1:] if stream.is_done)]
-    _refuse_failure(done)
-    return _result(setup, done, missing=[stream for stream in streams[1:] if not stream.is_done])
+    for stream in streams:
+        for _, _, run in stream.runs:
+            run.calibrate(sample)
+        stream.read(dataset, config, on_progress)
+    _refuse_failure(streams)
+    return _result(setup, streams)
 
 
 def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
@@ -194,8 +175,7 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
     ) from largest.error
 
 
-def _result(setup: Setup, streams: Sequence[SharedTrace], *, missing: Sequence[SharedTrace]) -> Simulation:
-    """Collect the results; the first stream may be incomplete."""
+def _result(setup: Setup, streams: Sequence[SharedTrace]) -> Simulation:
     entries = [(stream, *entry) for stream in streams for entry in stream.runs]
     planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for _, _, _, run in entries)
     seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for _, _, _, run in entries)
@@ -211,9 +191,6 @@ def _result(setup: Setup, streams: Sequence[SharedTrace], *, missing: Sequence[S
         depth=setup.depth,
         lookups_per_s=planned / seconds if seconds else None,
         least_device_rows=least_device_rows(streams),
-        was_stopped=bool(missing) or not first.is_done,
-        total_batches=first.batches if first.is_done else first.total,
-        missing=[SizedPolicy(label, size) for stream in missing for label, size, _ in stream.runs],
         runs=[_forecast(setup, *entry) for entry in entries if entry[3].error is None],
         failed=[
             FailedRun(label, size, run.num_slots, _without_policy(run))
@@ -320,7 +297,6 @@ def simulation_document(result: Simulation) -> Document:
     for failed in result.failed:
         causes.setdefault(failed.error, []).append(f"{failed.policy} with {failed.size}")
     notes = [
-        *stop_lines(result),
         *(f"{', '.join(runs)} device rows: {error}" for error, runs in causes.items()),
         *([f"{moving}: {UNKNOWN}"] if moving else []),
         *_advice(result),
@@ -340,29 +316,6 @@ def _columns(result: Simulation) -> list[Column]:
         ("to device", lambda run: bytes_text(run.bytes_h2d / result.batches)),
         ("to host", lambda run: bytes_text(run.bytes_d2h / result.batches)),
     ]
-
-
-def stop_lines(result: Simulation) -> list[str]:
-    """For a stopped simulation: its batches, what is missing, and how to get it."""
-    if not result.was_stopped:
-        return []
-    sizes = _sizes_by_policy(result.missing)
-    left_out = "; ".join(f"{policy} with {', '.join(missing)}" for policy, missing in sizes.items())
-    if result.batches == result.total_batches:
-        listed = ",".join(dict.fromkeys(run.size for run in result.missing))
-        flags = f"--policies {','.join(sizes)} --device-rows {listed}"
-        return [f"stopped before {left_out}. Run the same command with {flags} for these"]
-    missing = f"{left_out} are missing. " if left_out else ""
-    total = "" if result.total_batches is None else f" of {count_text(result.total_batches)}"
-    batches = f"{count_text(result.batches)}{total} batches"
-    return [f"stopped after {batches}: all numbers are of these. {missing}Run the same command again for all"]
-
-
-def _sizes_by_policy(runs: Sequence[SizedPolicy]) -> dict[str, list[str]]:
-    sizes: dict[str, list[str]] = {}
-    for run in runs:
-        sizes.setdefault(run.policy, []).append(run.size)
-    return sizes
 
 
 def _advice(result: Simulation) -> list[str]:

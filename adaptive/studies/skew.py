@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -16,9 +15,8 @@ from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
 from adaptive.errors import InputError
 from adaptive.studies.simulated_run import OnProgress
 from adaptive.studies.simulation import number_keys
-from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import open_data, study_tables, total_steps
-from adaptive.training.telemetry.formatting import Document, Items, Note, Table, count_text, percent_text
+from adaptive.training.telemetry.formatting import Document, Note, Table, count_text, percent_text
 
 SCHEMA: Final = 1
 WIDTH: Final = 16  # of rows, which have no values here
@@ -55,22 +53,18 @@ class Skew:
     batches: int
     samples: int
     tables: Sequence[TableSkew]
-    was_stopped: bool
-    total_batches: int | None
 
 
 def count_skew(
     config: TrainConfig,
     *,
     on_progress: OnProgress = lambda batches, total: None,
-    stop: StopRequest | None = None,
 ) -> Skew:
     """Count the lookups of every row in the batches that training with `config` would read.
 
     Args:
         config: its data, batch size, steps and epochs are used.
         on_progress: called with the number of counted batches and, if known, their total.
-        stop: set by signals; after that no more batches are read.
 
     Raises:
         InputError: if there is no training data.
@@ -78,16 +72,13 @@ def count_skew(
     dataset = number_keys(open_data(config), None if config.steps is None else config.steps * config.batch_size)
     (group,) = make_groups(study_tables(config, dataset, WIDTH), config.seed)
     finder, counts = DistinctFinder(group), np.zeros(group.num_rows, np.int64)
-    total, batches, samples, was_stopped = total_steps(config, dataset), 0, 0, False
+    total, batches, samples = total_steps(config, dataset), 0, 0
     epochs = (dataset.train(config.batch_size, epoch=epoch) for epoch in range(config.epochs))
-    with nullcontext(StopRequest()) if stop is None else stop_request(stop) as stopped:
-        for batch in islice((batch for epoch in epochs for batch in epoch), config.steps):
-            if was_stopped := bool(stopped and batches):
-                break
-            distinct = finder.find(check_batch(batch, [group]))
-            counts[distinct.rows] += distinct.counts
-            batches, samples = batches + 1, samples + batch.num_samples
-            on_progress(batches, total)
+    for batch in islice((batch for epoch in epochs for batch in epoch), config.steps):
+        distinct = finder.find(check_batch(batch, [group]))
+        counts[distinct.rows] += distinct.counts
+        batches, samples = batches + 1, samples + batch.num_samples
+        on_progress(batches, total)
     if not batches:
         raise InputError(f"data {config.data}: expected training samples, got none")
     starts = group.table_starts.tolist()
@@ -95,7 +86,7 @@ def count_skew(
         table_skew(table.name, counts[starts[number] : starts[number + 1]], dataset.hash_rows.get(table.name))
         for number, table in enumerate(group.tables)
     ]
-    return Skew(SCHEMA, batches, samples, tables, was_stopped, total)
+    return Skew(SCHEMA, batches, samples, tables)
 
 
 def table_skew(table: str, counts: NDArray[np.int64], hashed: int | None) -> TableSkew:
@@ -135,12 +126,4 @@ def skew_document(result: Skew) -> Document:
         ]
         for table in result.tables
     ]
-    return Document([Note(head), Table(rows), Note(LEGEND), Items(skew_stop_lines(result))])
-
-
-def skew_stop_lines(result: Skew) -> list[str]:
-    """A line for a count that was stopped early."""
-    if not result.was_stopped:
-        return []
-    total = "" if result.total_batches is None else f" of {count_text(result.total_batches)}"
-    return [f"stopped after {count_text(result.batches)}{total} batches. Run the same command again for all"]
+    return Document([Note(head), Table(rows), Note(LEGEND)])

@@ -22,7 +22,7 @@ def test_lookups_are_counted_by_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive.studies.skew, "open_data", lambda config: by_table(toy))
     result = count_skew(toy_config(batch_size=64, steps=3))
     ids = np.concatenate([batch.ids.reshape(3, -1) for batch, _ in zip(toy.train(64), range(3), strict=False)], axis=1)
-    assert (result.batches, result.samples, result.was_stopped) == (3, 192, False)
+    assert (result.batches, result.samples) == (3, 192)
     for table, values in zip(result.tables, ids, strict=True):
         counts = np.sort(np.bincount(values))[::-1]
         assert (table.rows, table.lookups, table.used_rows) == (SIZES[table.table], 192, len(set(values.tolist())))
