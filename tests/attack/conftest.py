@@ -12,14 +12,11 @@ from support.rank_pool import rank_pool
 pool = pytest.fixture(scope="session")(rank_pool)
 
 
-def make_nursery() -> Iterator[Nursery]:
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
     """Makes processes in which libraries are loaded, and the kernels that were loaded `here`."""
     with closing(Nursery()) as made:
         yield made
-
-
-nursery = pytest.fixture(scope="session")(make_nursery)
-cold_nursery = pytest.fixture(scope="session")(make_nursery)
 
 
 @pytest.fixture(scope="session")

@@ -1,26 +1,21 @@
-"""Faults of the machine at operation N of a run, for N in turn: disk, files of rows, memory, descriptors, file sizes.
-The run continues or ends with a promised exit code, and what is on disk is whole: resumed, it ends as one without."""
+"""Faults of the machine at operation N of a run, for N in turn: disk, files of rows. The
+run continues or ends with a promised exit code, and what is on disk is whole: resumed, it ends as one without."""
 
 import errno
 import os
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-import numpy as np
 import pytest
 from support.attacks import Campaign, attack
-from support.forked import Nursery, train, trained
 from support.interrupted import Killed, assert_equal, config_of, numbers, resume_run, run, small_world
-from support.rank_pool import ROOT, RankPool
+from support.rank_pool import ROOT, SAVING_RUN, RankPool
 
-from adaptive import system
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import AdaptiveError, CheckpointError
-from adaptive.storage.checkpoint import Checkpoints
 from adaptive.storage.durable import Disk
 from adaptive.training.telemetry import jsonl, tensorboard
 
@@ -142,30 +137,25 @@ def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
             assert not (out / "lock").exists()
 
 
-TWO_RANKS: Final = [
-    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--steps", "6",
-    "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
-    "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
-    "--set", "save_every=2", "--set", "log_every=2", "--depth", "1",
-]  # fmt: skip
+SMALL: Final = [*SAVING_RUN, "--steps", "6"]
 
 
 def test_a_disk_that_fails_one_of_two_ranks(tmp_path: Path, pool: RankPool) -> None:
     """At any create, write, fsync or rename: both end with code 6 and the cause, or the run is as one without."""
     campaign, whole, out = Campaign("disk of one of two ranks", 1), tmp_path / "whole", tmp_path / "run"
-    assert [one.code for one in pool.run(2, ["-m", "adaptive", "run", *TWO_RANKS, "--out", str(whole)])] == [0, 0]
+    assert [one.code for one in pool.run(2, ["-m", "adaptive", "run", *SMALL, "--out", str(whole)])] == [0, 0]
     for _, rng in campaign.tries():
         stage = ("creating", "filling", "syncing", "renaming")[int(rng.integers(4))]
         rank, at, number = int(rng.integers(2)), int(rng.integers(1, 16)), (errno.EIO, errno.ENOSPC)[rng.integers(2)]
         trouble = [str(ROOT / "tests/support/rank_trouble.py"), str(rank), stage, str(at), f"errno-{number}"]
-        found = pool.run(2, [*trouble, "run", *TWO_RANKS, "--out", str(out)])
+        found = pool.run(2, [*trouble, "run", *SMALL, "--out", str(out)])
         codes = [one.code for one in found]
         campaign.came(f"exit {codes[0]}")
         assert codes in ([0, 0], [6, 6]), (trouble, found)
         if codes[0]:
             assert all(f"[Errno {number}]" in one.err for one in found), (trouble, found)
             saved = list(out.glob("checkpoint-[0-9]"))
-            again = ["--resume", str(out)] if saved else [*TWO_RANKS, "--out", str(out), "--overwrite"]
+            again = ["--resume", str(out)] if saved else [*SMALL, "--out", str(out), "--overwrite"]
             resumed = pool.run(2, ["-m", "adaptive", "run", *again])
             assert [one.code for one in resumed] == [0, 0], (trouble, resumed)
         assert_equal(numbers(out), numbers(whole))
@@ -176,7 +166,7 @@ def test_a_disk_that_fails_one_of_two_ranks(tmp_path: Path, pool: RankPool) -> N
 def test_kills_of_a_random_rank_end_as_none(tmp_path: Path, pool: RankPool) -> None:
     """20 kills, each of a random rank at a random call of a random stage; the same command resumes every time."""
     campaign, whole, out = Campaign("kills of a random rank", 20), tmp_path / "whole", tmp_path / "run"
-    command = ["run", *TWO_RANKS, "--steps", "24", "--auto-resume", "--out"]
+    command = ["run", *SMALL, "--steps", "24", "--auto-resume", "--out"]
     assert [one.code for one in pool.run(2, ["-m", "adaptive", *command, str(whole)])] == [0, 0]
 
     def resume(rank: int, stage: str, at: int) -> bool:
@@ -199,91 +189,3 @@ def test_kills_of_a_random_rank_end_as_none(tmp_path: Path, pool: RankPool) -> N
             campaign.came("ended before")  # ... and is compared
         campaign.came("killed")
     assert resume(0, "reading", 1000)
-
-
-SETTINGS: Final[dict[str, Any]] = {
-    "policy": "lru", "depth": 2, "save_every": 4, "batch_size": 32, "eval_batch_size": 100, "log_every": 4,
-    "calibrate": 2, "tensorboard": True, "tier": {"device_rows": "60%"},
-    "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)},
-}  # fmt: skip
-
-
-def after_a_checkpoint(action: Callable[[], None], number: int) -> None:
-    """Call this after the checkpoint of this number, from 1, has been added; 0: at once."""
-    add, added = Checkpoints.add, [0]
-
-    def and_act(self: Checkpoints, *arguments: Any) -> Any:
-        result = add(self, *arguments)
-        added[0] += 1
-        if added[0] == number:
-            action()
-        return result
-
-    Checkpoints.add = and_act  # type: ignore[method-assign]
-    if number == 0:
-        action()
-
-
-def lowered(what: str, by: int, checkpoint: int, out: str, log: str) -> None:
-    """In the child: a run whose limit of memory, descriptors or file size falls behind this checkpoint; 0: at once."""
-    system.START_SECONDS = 3  # a thread that has no memory to begin is not waited for as long as elsewhere
-    after_a_checkpoint(lambda: limit(what, by), checkpoint)
-    trained(out, SETTINGS, False, log)
-
-
-def limit(what: str, by: int) -> None:
-    """Leave this process so many KiB of address space or of a file, or so many descriptors, beyond what it has."""
-    if what == "memory":
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + (by << 10)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    elif what == "descriptors":
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + by - 1, by + 1000))
-    else:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (by << 10, by << 10))
-
-
-LEFT: Final[dict[str, Callable[[np.random.Generator], float]]] = {
-    "memory": lambda rng: 2 ** rng.uniform(0, 17),  # KiB, to 128 MiB: most runs end, some do not
-    "descriptors": lambda rng: rng.integers(0, 12),
-    "file size": lambda rng: rng.choice([0, 4, 64, 300, 450, 4096, 2 ** rng.uniform(0, 12)]),
-}
-
-
-FIRST: Final = {"memory": (0, 1), "descriptors": (0, 1), "file size": (64, 0)}
-"""The first try of each: nothing is left from the first checkpoint on, where that once hung."""
-
-
-@pytest.mark.parametrize("what", LEFT)
-def test_a_limit_that_falls_lets_nothing_hang(tmp_path: Path, nursery: Nursery, what: str) -> None:
-    campaign = Campaign(f"limit of {what}", 2)
-    warm(nursery, tmp_path)
-    for seed, rng in campaign.tries():
-        out = tmp_path / f"run{seed}"
-        by, checkpoint = FIRST[what] if seed == 0 else (int(LEFT[what](rng)), int(rng.integers(0, 4)))
-        log = tmp_path / f"{seed}.log"
-        code = nursery.start(lowered, what, by, checkpoint, str(out), str(log)).ended()
-        campaign.came(f"exit {code}")
-        assert code in (0, 1, 5, 6, 143), (by, code, log.read_text()[-2000:])
-        assert "bug" not in log.read_text(), (by, checkpoint, log.read_text()[-2000:])
-        goes_on(nursery, out, is_whole=code == 0)
-
-
-def warm(nursery: Nursery, folder: Path, settings: dict[str, Any] = SETTINGS) -> None:
-    """Kernels are loaded, where memory is not limited."""
-    nursery.here(train, str(folder / "warm"), settings, False, str(folder / "warm.log"))
-
-
-def goes_on(nursery: Nursery, out: Path, *, is_whole: bool, settings: dict[str, Any] = SETTINGS) -> None:
-    """Resume a run to its end, or, if it has saved nothing, run it from scratch."""
-    log, expected = out.with_suffix(".again"), numbers(out.parent / "warm")
-    if not is_whole:
-        saved = list(out.glob("checkpoint-*")) or (out / "weights").exists()
-        if not saved:
-            shutil.rmtree(out, ignore_errors=True)
-        code = nursery.start(trained, str(out), settings, bool(saved), str(log)).ended()
-        assert code == 0 or (code == 2 and "finished run" in log.read_text()), log.read_text()[-2000:]
-    assert_equal(numbers(out), expected)
-    assert not [path for path in out.rglob("*") if ".tmp-" in path.name]
-    assert not (out / "lock").exists()
-    shutil.rmtree(out)

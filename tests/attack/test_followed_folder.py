@@ -6,15 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.attacks import Campaign, attack
 from support.followed import config, follow, followed, put
 from support.forked import SIGNALS, Nursery
 from support.interrupted import assert_equal, numbers
-from support.key_runs import write_day
 
-from adaptive.system import StopRequest
-from adaptive.training.runs.following import FollowLoop
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import ResumeRecord
 
@@ -63,24 +59,3 @@ def test_a_killed_stream_ends_as_one_that_was_not(tmp_path: Path, nursery: Nurse
         places = {r.step for r in read_metrics(base / "cut" / "metrics.jsonl") if isinstance(r, ResumeRecord)}
         assert len(places) >= 5, "kills hit runs that only began or waited"  # many do on a machine that is busy
         shutil.rmtree(base)
-
-
-def test_memory_and_disk_are_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of a file: its lines in `metrics.jsonl`."""
-    seen, train_file = list[tuple[int, int]](), FollowLoop._train_epoch
-
-    def looked(loop: FollowLoop, stop: StopRequest) -> None:
-        train_file(loop, stop)
-        if loop.place.epoch % 100 == 0:
-            resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
-            seen.append((resident, len(os.listdir("/proc/self/fd"))))
-
-    monkeypatch.setattr(FollowLoop, "_train_epoch", looked)
-    (tmp_path / "in").mkdir()
-    for number in range(300):
-        write_day(tmp_path / "in" / f"d{1000 + number}.csv", number, samples=8)
-    follow(config(tmp_path, "run", data="in", save_every=None, log_every=100).model_dump(mode="json"))
-    print(seen)
-    (_, files_before), (resident_before, _), (resident, files) = seen
-    assert resident - resident_before < 4096 and files == files_before
-    assert (tmp_path / "run" / "metrics.jsonl").stat().st_size < 300 * 4096

@@ -26,6 +26,7 @@ SMALL_RUN = [
     "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
     "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
 ]  # fmt: skip
+SAVING_RUN = [*SMALL_RUN, "--set", "save_every=2", "--set", "log_every=2", "--depth", "1"]
 
 
 def quality(summary: dict[str, Any]) -> tuple[float, float]:
@@ -49,8 +50,11 @@ class RankPool:
         self._folder, self._jobs = folder, 0
         self._workers: list[subprocess.Popen[str]] = []
 
-    def run(self, size: int, argv: Sequence[str], *, cwd: Path = ROOT, **env: str) -> list[Outcome]:
-        """The same command line on `size` ranks; argv as in `rank_worker`. Fails if they stand still."""
+    def run(self, size: int, argv: Sequence[str], *, last_rank: Sequence[str] = (), **env: str) -> list[Outcome]:
+        """The same command line on `size` ranks, the last one with more words; argv as in `rank_worker`.
+
+        Fails if they stand still.
+        """
         self._prepare(size)
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._jobs += 1
@@ -60,9 +64,10 @@ class RankPool:
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
             out, err = (self._folder / f"{self._jobs}-{rank}.{kind}" for kind in ("out", "err"))
             files.append((out, err))
-            job = {"argv": list(argv), "env": {**own, **meeting, "TORCHELASTIC_USE_AGENT_STORE": "True", **env}}
+            words = [*argv, *(last_rank if rank == size - 1 else ())]
+            job = {"argv": words, "env": {**own, **meeting, "TORCHELASTIC_USE_AGENT_STORE": "True", **env}}
             assert worker.stdin is not None
-            worker.stdin.write(json.dumps({**job, "cwd": str(cwd), "out": str(out), "err": str(err)}) + "\n")
+            worker.stdin.write(json.dumps({**job, "cwd": str(ROOT), "out": str(out), "err": str(err)}) + "\n")
             worker.stdin.flush()
         codes = self._wait(self._workers[:size])
         outcomes = [
