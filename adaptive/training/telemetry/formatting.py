@@ -82,14 +82,16 @@ def policy_text(spec: str, policy: "Policy", rule: "SkipRule | None") -> str:
 
 def skip_text(rule: "SkipRule | None") -> str:
     """`skip rule Defer accumulates updates for up to 16 visits of a row`"""
-    from adaptive.policy import InputRule
+    from adaptive.policy import InputRule, SkipRule
 
     drops_inputs = isinstance(rule, InputRule)
     if rule is None or not (rule.least == 0 or drops_inputs or rule.most > 1):
         return "skips no updates"
+    # Custom rules seldom state a bound of their own, and nobody expects the largest possible one.
+    visits = f" for up to {rule.most} visits of a row" if rule.most < SkipRule.most else ""
     effects = {
         "drops updates": rule.least == 0,
-        f"accumulates updates for up to {rule.most} visits of a row": rule.most > 1,
+        f"accumulates updates{visits}": rule.most > 1,
         "drops inputs": drops_inputs,
     }
     effect = " and ".join(text for text, has_effect in effects.items() if has_effect)

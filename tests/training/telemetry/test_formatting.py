@@ -4,9 +4,12 @@ import csv
 import io
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.toy import ToyData, toy_config
 
+from adaptive.policy import RowStats, SkipRule
 from adaptive.training.components import build
 from adaptive.training.telemetry.formatting import (
     WIDTH,
@@ -23,6 +26,7 @@ from adaptive.training.telemetry.formatting import (
     percent_text,
     policy_text,
     score_text,
+    skip_text,
 )
 
 PREFETCHES, ON_HOST = "prefetches missed rows; ", "leaves missed rows on the host; "
@@ -58,6 +62,14 @@ def test_policy_text_names_policy_and_skip_rule(policy: str, options: dict[str, 
     with parts.embeddings as embeddings:
         found = policy_text(policy, embeddings.policy, embeddings.rule)
     assert found == f"policy {policy}: {expected}"
+
+
+def test_a_rule_without_a_bound_of_its_own_prints_none() -> None:
+    class Custom(SkipRule):
+        def visits(self, rows: RowStats) -> NDArray[np.int64]:
+            return np.ones(len(rows), np.int64)
+
+    assert skip_text(Custom()) == "skip rule Custom accumulates updates"
 
 
 @pytest.mark.parametrize(
