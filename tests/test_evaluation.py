@@ -14,7 +14,7 @@ from support.toy_runs import assert_equal, state
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
-from adaptive.errors import ConfigError, NonFiniteError
+from adaptive.errors import NonFiniteError
 from adaptive.training import evaluation
 from adaptive.training.components import Components, build
 from adaptive.training.evaluation import evaluate, evaluating
@@ -122,12 +122,6 @@ def test_each_module_gets_its_mode_back() -> None:
     with evaluating(model):
         assert not any(module.training for module in model.modules())
     assert model.training and model[0].training and not model[1].training
-
-
-def test_a_function_is_no_model() -> None:
-    function: Any = lambda dense, pooled: pooled.sum((1, 2))  # noqa: E731
-    with pytest.raises(ConfigError, match=r"a torch\.nn\.Module, .* got function\. Wrap it"), evaluating(function):
-        pass
 
 
 def test_a_prediction_that_is_not_finite_is_an_error() -> None:

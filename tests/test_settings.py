@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adaptive.config import SkipConfig, TrainConfig
-from adaptive.errors import ConfigError, PolicyError, suggestion
+from adaptive.errors import ConfigError, PolicyError
 from adaptive.training.settings import load_settings, parse_text
 
 MINE = "a policy of three parameters"  # stands for the file that `mine` writes
@@ -266,16 +264,6 @@ def test_unusable_files_are_reported(tmp_path: Path, name: str, text: str | None
 )
 def test_parse_text(text: str, value: object) -> None:
     assert parse_text(text) == value
-
-
-@given(st.text())
-def test_parse_text_takes_any_text(text: str) -> None:
-    assert isinstance(parse_text(text), bool | int | float | str | list | dict | None)
-
-
-def test_suggestion_needs_likeness() -> None:
-    assert suggestion("batch_sise", ["seed", "batch_size"]) == "; did you mean batch_size?"
-    assert suggestion("xyzzy", ["seed", "batch_size"]) == ""
 
 
 def test_keys_below_model_are_those_of_the_model() -> None:

@@ -181,12 +181,6 @@ def test_dense_optimizers_step_as_those_of_torch(name: Literal["sgd", "adagrad",
     assert str(ours.state_dict()) == str(states[1])
 
 
-def test_deterministic_runs_do_not_fill_memory() -> None:
-    with torch_settings(toy_config(deterministic=True)):
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-
-
 def test_tf32_is_set_during_a_run_only() -> None:
     """All of torch's getters agree: some raise where the newest of them was set."""
     products = torch.backends.cuda.matmul
@@ -236,13 +230,6 @@ def test_eval_gives_the_numbers_of_the_run_again(tmp_path: Path, policy: str) ->
 
 
 # -- eval refuses -------------------------------------------------------------------------------------------------
-
-
-def test_eval_refuses_other_data(tmp_path: Path, data: Any) -> None:
-    train_run(toy_config(out=str(tmp_path)))
-    data(seed=1)
-    with pytest.raises(InputError, match=r"expected the data of .*: seed: expected 0, got 1"):
-        evaluate_run(tmp_path)
 
 
 @pytest.mark.usefixtures("data")

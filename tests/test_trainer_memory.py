@@ -15,17 +15,14 @@ from torch import Tensor, nn
 import adaptive.training.components
 import adaptive.training.trainer
 from adaptive.batch import Batch
-from adaptive.config import TableConfig
-from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.planning.sizing import out_of_memory
 from adaptive.embeddings.tiers.gpu import build as gpu_build
 from adaptive.errors import DeviceMemoryError
 from adaptive.models.dense.dlrm import DLRM
-from adaptive.optim import SGD, Adam
+from adaptive.optim import Adam
 from adaptive.system import is_out_of_memory
 from adaptive.training.components import Components, build
 from adaptive.training.evaluation import evaluate
-from adaptive.training.trainer import UPDATE_ROOM, Trainer, reserve_update_memory
+from adaptive.training.trainer import Trainer, reserve_update_memory
 
 
 class RunsOut(nn.Module):
@@ -76,17 +73,6 @@ def weights_of(parts: Components) -> dict[str, NDArray[np.float32]]:
     """Values of all rows, and the dense weights."""
     rows = {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
     return rows | {name: value.detach().numpy() for name, value in parts.model.named_parameters()}
-
-
-def test_the_error_takes_twice_what_was_asked_for() -> None:
-    groups = make_groups([TableConfig(name="t", num_embeddings=4096, embedding_dim=256)], 0)  # 4 MiB
-    for asked, fewer in (("512.00 KiB", 3072), ("1.00 MiB", 2048), ("no size", 3686)):
-        error = torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has\nmore lines")
-        text = str(out_of_memory(error, "here", groups, [4096], SGD()))
-        assert text.startswith("out of GPU memory here: CUDA out") and "more lines" not in text
-        assert f"Set device_rows to {fewer} (now 4096), or lower batch_size or depth." in text
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    assert str(out_of_memory(error, "here", groups, [4096], SGD())).endswith("GiB. Lower batch_size or depth.")
 
 
 @pytest.mark.parametrize(
@@ -156,16 +142,6 @@ def test_without_memory_for_the_update_nothing_is_updated(monkeypatch: pytest.Mo
         Trainer(found.embeddings, found.model, found.optimizer).train(batches(9), depth=2)
     Trainer(expected.embeddings, expected.model, expected.optimizer).train(batches(3), depth=2)
     assert_equal(weights_of(found), weights_of(expected))
-
-
-def test_the_room_asked_for_is_what_torchs_optimizers_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Linear(30, 10)
-    model.weight.grad = torch.ones(10, 30)  # and none of the bias, which is not updated
-    asked: list[tuple[int, torch.device]] = []
-    monkeypatch.setattr(torch, "empty", lambda size, *, dtype, device: asked.append((size * dtype.itemsize, device)))
-    for name in ("cpu", "meta"):
-        reserve_update_memory(torch.optim.Adam(model.parameters()), torch.device(name))
-    assert asked == [(UPDATE_ROOM * 4 * 300, torch.device("meta"))]
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -1,19 +1,14 @@
 """`run --auto-resume`: start a run, resume it after a kill, and stop when it is finished."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import adaptive.training.trainer
 from adaptive.errors import InputError
+from adaptive.training.trainer import Trainer
 
 Cli = Callable[..., Any]
 SMALL = (
@@ -28,16 +23,16 @@ def auto_resume(cli: Cli, *words: str, steps: str = "6") -> Any:
 
 
 def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End the run in the middle of a step, as if it were killed: nothing is saved."""
-    whole, done = adaptive.training.trainer.update, []
+    """End the run in a step, as if it were killed: nothing is saved."""
+    whole, done = Trainer.step, []
 
-    def update(optimizer: Any) -> None:
+    def step(trainer: Trainer, planned: Any) -> None:
         done.append(1)
         if len(done) > steps:
             raise InputError("gone")
-        whole(optimizer)
+        whole(trainer, planned)
 
-    monkeypatch.setattr(adaptive.training.trainer, "update", update)
+    monkeypatch.setattr(Trainer, "step", step)
 
 
 @pytest.mark.nightly
@@ -78,19 +73,3 @@ def test_auto_resume_keeps_foreign_files(cli: Cli) -> None:
     Path("r/mine.txt").write_text("mine")
     result = auto_resume(cli)
     assert result.code == 6 and "expected only files of a run, got mine.txt" in result.err
-
-
-@pytest.mark.nightly
-def test_the_same_command_resumes_after_a_kill(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "adaptive", "run", "--auto-resume", "--out", "r", "--steps", "200", *SMALL]
-    words += ["--set", "log_every=1"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ADAPTIVE_")}
-    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while (
-            not [path for path in tmp_path.glob("r/checkpoint-*") if "tmp" not in path.name] and process.poll() is None
-        ):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    result = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0, result.stderr
-    assert "resumed after step" in result.stderr and json.loads(result.stdout)["steps"] == 200

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from support.outcomes import outcome
 
 import adaptive.storage.durable
 import adaptive.studies.compare.comparison_runs
-from adaptive.cli.app import app
-from adaptive.cli.options import FLAGS, flag_of
 from adaptive.config import TrainConfig
 from adaptive.errors import DeviceMemoryError
 
@@ -22,11 +19,6 @@ SMALL = (
     *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000", "--batch-size", "500"),
     *("--set", "data.synthetic.num_eval=2000", "--set", "tensorboard=false", "--device-rows", "30%"),
 )
-
-
-def options(command: str) -> dict[str, Any]:
-    group: Any = typer.main.get_command(app)
-    return {name: option for option in group.commands[command].params for name in option.opts}
 
 
 @pytest.fixture
@@ -171,45 +163,6 @@ def test_compare_trains_and_prints_a_table(cli: Cli) -> None:
 # --- simulate --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
-def test_simulate_prints_a_table(cli: Cli) -> None:
-    words = ("simulate", *SMALL[:-2], "--policies", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
-    result = cli(*words, "--steps", "6", "--set", "model.embedding_dim=32", "--json")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
-    assert (report["schema"], report["batches"], report["lookups"]) == (1, 6, 6 * 500 * 26)
-    assert report["row_bytes"] == 4 * 32 + 4
-    assert [(run["policy"], run["size"]) for run in report["runs"]] == [
-        *((policy, size) for policy in ("lru", "lfu+half_life=50") for size in ("20%", "40%")),
-        ("hybrid", "0"),
-    ]
-    assert [run["size"] for run in report["failed"]] == ["1%", "1%"]
-    for run in report["runs"]:
-        assert 0 <= run["row_hit_rate"] <= run["belady_row_hit_rate"] < 1
-    text = cli(*words, "--steps", "6", "--markdown", "table.md").out
-    assert "lookup hits  row hits  row hits, Belady" in text
-    head, line, first = Path("table.md").read_text().split("\n\n")[1].splitlines()[:3]
-    assert head.startswith("| policy | device rows | of rows | lookup hits | row hits | row hits, Belady | popular |")
-    assert line.startswith("| --- | ---: |") and first.startswith("| lru | ")
-    text = " ".join(text.split())  # lines are broken to fit
-    assert "planned at" in text and "lru with 1%, lfu+half_life=50 with 1% device rows: batch " in text
-
-
-@pytest.mark.nightly
-def test_simulate_keeps_policy_output_off_stdout(cli: Cli) -> None:
-    Path("loud.py").write_text(
-        "from adaptive.policy import Policy\nprint('read')\n"
-        "class Loud(Policy):\n    def score(self, rows):\n        return rows.last_access\n"
-    )
-    for words in (
-        ("simulate", *SMALL[:-2], "--policies", "loud.py:Loud", "--device-rows", "20%"),
-        ("compare", *SMALL, "--policies", "loud.py:Loud", "--seeds", "1", "--steps", "3", "--out", "out"),
-    ):
-        result = cli(*words, "--json")
-        assert result.code == 0, result.err
-        assert json.loads(result.out)["schema"] == 1 and "read\n" in result.err
-
-
 def test_simulate_reports_mistakes(cli: Cli) -> None:
     for words, code, text in [
         (["--device-rows", "lots"], 2, "expected a size in rows"),
@@ -243,13 +196,3 @@ def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
     assert (result.code, narrow.code) == (0, 0), narrow.err
     sizes = [json.loads(output.out)["runs"][0]["device_bytes"] for output in (result, narrow)]
     assert sizes[0] > 3 * sizes[1]
-
-
-# --- help ------------------------------------------------------------------------------------------------------------
-
-
-def test_compare_has_all_options_of_run_but_policy() -> None:
-    assert {*map(flag_of, FLAGS)} <= set(options("compare")) and "--policies" in options("run")
-    assert {"--policies", "--policy", "--seeds", "--auc-budget", "--json", "--csv", "--markdown", "--set"} <= set(
-        options("compare")
-    )

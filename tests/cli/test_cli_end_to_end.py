@@ -42,37 +42,6 @@ def test_result_for_people(cli: Cli) -> None:
     assert "100% | step 2 | " in result.err
 
 
-def test_dry_run_writes_nothing(cli: Cli) -> None:
-    result = cli("run", *SMALL, "--dry-run", "--device-rows", "30%", "--out", "first", "--json")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
-    assert (report["rows"], report["device_rows"], report["steps"]) == (100_000, 30_000, 6)
-    assert report["memory_bytes"]["device_weights"] > 0
-    assert list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.nightly
-def test_a_dry_run_allocates_no_rows(cli: Cli) -> None:
-    """With 2 tables of 10^12 rows, sizes are printed, and the run says how to fix it."""
-    rows = 10**12
-    Path("a.csv").write_text("click,id,item\n" + "".join(f"{row % 2},{row},7\n" for row in range(40)))
-    Path("a.toml").write_text(
-        f'label = {{ column = "click" }}\n[[categorical]]\ncolumns = ["id", "item"]\nkind = "int"\n'
-        f"num_embeddings = {rows}\n"
-    )
-    words = ("run", "--data", "csv:a.csv", "--schema", "a.toml", "--batch-size", "10", "--out", "first")
-    dry = cli(*words, "--dry-run", "--json")
-    assert dry.code == 0, dry.err
-    result = json.loads(dry.out)
-    assert (result["rows"], result["memory_bytes"]["host_weights"]) == (
-        2 * rows + 2,
-        (2 * rows + 2) * 16 * 4,
-    )  # one row each is of missing ids
-    real = cli(*words)
-    assert real.code == 2, real.err
-    assert "tier.host=memory: expected 126,659.9 GiB" in real.err and "--set tier.host=mmap:DIR" in real.err
-
-
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [

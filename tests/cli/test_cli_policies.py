@@ -63,12 +63,6 @@ def test_show(cli: Cli) -> None:
     assert text.startswith("Keeps what it likes.") and "decay: float = 0.5" in text
 
 
-def test_show_includes_the_docstring_of_the_module(cli: Cli) -> None:
-    Path("mine.py").write_text(f'"""Modes are A and B."""\n{MINE}')
-    assert cli("policies", "show", "mine.py:Mine").out.startswith("Modes are A and B.\n\nKeeps what it likes.")
-    assert "`defer`" in cli("policies", "show", "slipstream").out.partition("Args:")[0]
-
-
 def test_check_reports_a_policy_that_breaks_the_contract(cli: Cli) -> None:
     Path("bad.py").write_text(
         "import numpy as np\nfrom adaptive.policy import InputPolicy, Policy\n"

@@ -40,12 +40,3 @@ def test_lengths_are_whole_numbers(cli: Cli, trainer: Any, value: str) -> None:
         and trainer.calls == []
         and f"expected a whole number above 0, got --steps {value}" in result.err
     )
-
-
-def test_resume_mistakes_have_exit_codes(cli: Cli) -> None:
-    result = cli("run", "--resume", "nowhere")
-    assert result.code == 4 and "nowhere/run.json: expected the record of a run" in result.err
-    result = cli("run", "--set", "save_every=5", "--set", "save=false")
-    assert result.code == 2 and "expected save=true with save_every=5, got save=false" in result.err
-    result = cli("run", "--set", "save_every=0")
-    assert result.code == 2 and "save_every (--set): expected a number of batches above 0 (50000)" in result.err

@@ -10,7 +10,6 @@ import typer.main
 
 from adaptive.cli.app import app
 from adaptive.cli.options import FLAGS, flag_of
-from adaptive.cli.output import key_lines
 from adaptive.config import TrainConfig
 from adaptive.training.settings import load_settings
 
@@ -48,19 +47,6 @@ def test_dry_run_only_plans(cli: Cli, trainer: Any) -> None:
     assert result.code == 0
     assert json.loads(result.out)["settings_from"] == {"steps": "flag --steps"}
     assert [call for call, _ in trainer.calls] == ["plan"]
-
-
-def test_text_output_for_people() -> None:
-    result = {"rows": 1_100_000, "samples": None, "memory_bytes": {"host": 3 * 2**29, "device": 5}, "names": ["a", "b"]}
-    assert key_lines({"accuracy": 0.78864}) == ["accuracy: 78.86%"]
-    assert key_lines(result) == [
-        "rows: 1,100,000",
-        "samples: unknown",
-        "memory_bytes:",
-        "  host: 1.5 GiB",
-        "  device: 5 B",
-        "names: a, b",
-    ]
 
 
 def test_eval_prints_the_quality_of_a_run(cli: Cli, trainer: Any) -> None:

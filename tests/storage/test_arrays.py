@@ -55,12 +55,6 @@ def test_a_block_is_made_when_the_one_before_is_written(tmp_path: Path) -> None:
     assert events == ["written", *7 * ["made", "written"]]
 
 
-def test_blocks_that_are_not_the_array_are_a_bug(tmp_path: Path) -> None:
-    few = Blocks(VALUES.dtype, VALUES.shape, lambda: iter([VALUES[:3]]))
-    with pytest.raises(AssertionError, match="in place of"):
-        write_array(tmp_path / "a.npy", few, DISK)
-
-
 @settings(max_examples=30, deadline=None)
 @given(first=st.integers(0, 7), length=st.integers(0, 7))
 def test_a_file_gives_every_part_of_its_array(
@@ -71,13 +65,6 @@ def test_a_file_gives_every_part_of_its_array(
     last = min(first + length, 7)
     assert np.array_equal(file.read(first, last), VALUES[first:last])
     assert np.array_equal(whole(file), VALUES) and whole(VALUES) is VALUES
-
-
-@pytest.mark.parametrize("value", [np.array(3.5), np.zeros((0, 4), np.float32), np.array([1, 2**40])])
-def test_a_file_of_any_shape(tmp_path: Path, value: np.ndarray[Any, Any]) -> None:
-    file = opened(tmp_path / "a.npy", write_array(tmp_path / "a.npy", value, DISK))
-    assert file.shape == value.shape and file.dtype == value.dtype
-    np.testing.assert_array_equal(file.read(), value, strict=True)
 
 
 @given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(0, 10**12), max_size=32).map(tuple))

@@ -38,21 +38,6 @@ def test_file_is_old_or_new_whatever_fails(tmp_path: Path, error: type[BaseExcep
     assert seen == {OLD, NEW}
 
 
-def test_file_is_whole_when_the_disk_stays_broken(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-
-    def attempt(disk: FailingDisk) -> None:
-        path.write_bytes(OLD)
-        try:
-            write_atomic(path, NEW, disk=disk)
-        except OSError:
-            assert path.read_bytes() in (OLD, NEW)
-
-    fails_at_each(attempt, lasting=True)
-    write_atomic(path, NEW)  # what a broken disk left behind is in nobody's way
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_directory_is_whole_or_absent_whatever_fails(tmp_path: Path) -> None:
     path = tmp_path / "weights"
 

@@ -140,18 +140,6 @@ def test_a_busy_directory_names_its_holder(tmp_path: Path) -> None:
     assert message in str(caught.value) and caught.value.exit_code == 6
 
 
-@pytest.mark.nightly
-def test_twenty_start_together_and_one_runs(tmp_path: Path) -> None:
-    children = [start(tmp_path / "run") for _ in range(20)]
-    for child in children:
-        say_go(child)
-    answers = [answer(child) for child in children]
-    for child in children:
-        end(child)
-    assert answers.count("runs\n") == 1
-    assert sum(text.startswith("exit 6: run directory") for text in answers) == 19
-
-
 def test_the_lock_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
     child = start(tmp_path / "run")
     say_go(child)
@@ -172,12 +160,6 @@ def test_default_names_are_new(tmp_path: Path) -> None:
         with run:
             pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(OutputError, match="expected a place that can be written"):
-        RunDirectory(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Runs with `init_from`: day by day equals one run, vocabularies grow, mistakes are reported."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from adaptive import load_run
 from adaptive.config import TrainConfig
 from adaptive.data.rows.row_source import key_of
-from adaptive.data.rows.vocabularies import Vocabulary, extend_vocabulary, load_vocabularies
+from adaptive.data.rows.vocabularies import load_vocabularies
 from adaptive.errors import AdaptiveError, CheckpointError, ConfigError
 from adaptive.training.runs import train_run
 
@@ -84,15 +84,6 @@ def test_new_ids_get_rows_behind_the_old_ones(tmp_path: Path, days: tuple[str, s
     assert len(after) - len(new) == 2, "one for unknown ids, one for missing ones"
     assert np.array_equal(after[-1], before[-1])
     assert not np.array_equal(after[len(old)], before[len(old)]), "a new id's row is its own"
-
-
-def test_a_vocabulary_grows_by_what_it_has_not() -> None:
-    def made(keys: list[int], kind: Literal["int", "string"] = "string") -> Vocabulary:
-        return Vocabulary(np.array(keys, np.int64), 1, kind)
-
-    assert extend_vocabulary(made([7, 3]), made([9, 3, 1, 2])).keys.tolist() == [7, 3, 9, 1, 2]
-    with pytest.raises(ConfigError, match="expected ids of kind string, got int"):
-        extend_vocabulary(made([7]), made([1], "int"))
 
 
 @pytest.mark.parametrize(

@@ -284,18 +284,14 @@ def test_a_finished_run_goes_on_with_later_files(tmp_path: Path, capsys: pytest.
     ("changed", "message"),
     [
         ({"epochs": 2}, "expected no epochs with follow=true, got 2"),
-        ({"eval_every": 5}, "expected no eval_every with follow=true, got 5"),
         ({"patience": 5}, "expected no patience with follow=true"),
         ({"save": "best"}, "expected save=true with follow=true, got best"),
         ({"until": "10m"}, "expected idle=TIME such as idle=90s"),
         ({"follow": False}, "expected follow=true with until=idle=1s, got follow=false"),
         ({"follow": False, "until": None, "save_every": "10m"}, "expected follow=true with save_every=10m"),
         ({"data_options": {"shuffle_buffer": 9}}, "run --follow expected no data.shuffle_buffer"),
-        ({"data_options": {"holdout": 0.1}}, "run --follow expected no data.holdout"),
-        ({"data_options": {"eval_data": "a"}}, "run --follow expected no data.eval_data"),
         ({"policy": "fae"}, "run --follow expected a policy that keeps batches, got fae"),
         ({"data": "synthetic"}, "expected data csv:FOLDER or parquet:FOLDER, got synthetic"),
-        ({"data": "prepared:in"}, "expected data csv:FOLDER or parquet:FOLDER, got prepared"),
         ({"data": "csv:in/d0.csv"}, "expected a folder to follow, got none"),
         ({"data": "csv:empty"}, "expected at least one csv file to begin with, got none"),
     ],
@@ -320,13 +316,6 @@ def test_other_commands_and_ranks_are_refused(tmp_path: Path, capsys: pytest.Cap
         assert "Only `run` follows a folder" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="expected a single process, got ranks"):
         following.refuse_following(config(tmp_path, "run", data="in"), object())  # type: ignore[arg-type]
-
-
-def test_a_file_of_other_columns_is_named(tmp_path: Path) -> None:
-    put(tmp_path / "in", 0)
-    (tmp_path / "in" / "d1.csv").write_text("y,t,x,user\n1,2,3,4\n")
-    with pytest.raises(ConfigError, match=r"d1.csv: The schema does not fit the file"):
-        train_run(config(tmp_path, "run", data="in"))
 
 
 def test_parquet_files_and_those_of_nested_folders(tmp_path: Path) -> None:

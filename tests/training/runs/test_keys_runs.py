@@ -86,14 +86,6 @@ def test_the_next_day_continues_with_keys_and_ages(run: Path, tmp_path: Path) ->
     assert sum(after.values()) == sum(before.values()) + summary["admitted_keys"] - gone
 
 
-def test_unknown_keys_are_scored_and_not_inserted(run: Path, tmp_path: Path) -> None:
-    before = digest(run)
-    write_day(tmp_path / "later.csv", 50, samples=40)
-    scores = predict_run(run, tmp_path / "scores.npy", data=f"csv:{tmp_path / 'later.csv'}")
-    assert scores["samples"] == 40 and np.isfinite(np.load(tmp_path / "scores.npy")).all()
-    assert digest(run) == before
-
-
 def test_an_export_scores_as_predict_does(run: Path, tmp_path: Path) -> None:
     """Known keys, unknown ones and missing values, in the plain code of the export."""
     write_day(tmp_path / "later.csv", 0, samples=50)

@@ -13,10 +13,8 @@ from support.manifests import write_record
 from support.served import lines, trained, write_csv
 
 from adaptive import TierConfig, load_run
-from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.storage.checkpoint import load_checkpoint
-from adaptive.training.components import open_data
 from adaptive.training.evaluation import evaluate
 from adaptive.training.quality import grouped_auc
 from adaptive.training.runs import evaluate_run
@@ -221,17 +219,6 @@ def unlabelled(run: LoadedRun) -> Any:
 
     for batch in data_of(run, None).evaluation(10):
         yield replace(batch, labels=np.full_like(batch.labels, np.nan))
-
-
-def test_the_label_column_is_needed_for_training(elsewhere: Path) -> None:
-    trained(Path.cwd())
-    write_csv(Path("new.csv"), ["1,a,2,b,ff,t1"], "price,first,user,second,site,tags")
-    options = {"schema_path": "schema.toml"}
-    with pytest.raises(ConfigError, match=r"label.column: expected a column of the file, got 'click'"):
-        open_data(TrainConfig(data="csv:new.csv", data_options=options))
-    dataset = open_data(TrainConfig(data="csv:new.csv", data_options={**options, "label_optional": True}))
-    with pytest.raises(InputError, match="expected a label column to train with"):
-        dataset.train(10)
 
 
 def test_gauc_by_a_feature(elsewhere: Path) -> None:

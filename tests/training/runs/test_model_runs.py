@@ -15,10 +15,6 @@ from support.toy_runs import data_fixture, everything, nothing_is_left_behind, p
 from adaptive import load_run
 from adaptive.errors import ConfigError
 from adaptive.serving import export_run, predict_run, scoring
-from adaptive.studies.compare import Contender
-from adaptive.studies.compare.comparison_runs import claim
-from adaptive.studies.compare.verdicts import judge
-from adaptive.training.components import build
 from adaptive.training.runs import evaluate_run, resume_run, train_run
 from adaptive.training.trainer import Trainer
 
@@ -139,20 +135,6 @@ def test_rows_of_a_table_are_stored_as_its_setting_says(tmp_path: Path, data: Ca
 # --- comparisons ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["own", "dlrm, widths"])
-def test_policies_are_compared_under_it(tmp_path: Path, data: Callable[..., ToyData], name: str) -> None:
-    data()
-    tiers = {"lru": "60%", "lfu": "70%", "hybrid": "auto"}
-    rivals = [
-        Contender(policy, toy_config(policy=policy, tier={"device_rows": rows}, **settings(name)))
-        for policy, rows in tiers.items()
-    ]
-    result = judge(train_all(rivals, 1, claim(str(tmp_path / "out"))), auc_budget=0.0005)
-    reasons = {line.policy: line.reason for line in result.policies}
-    assert not result.problems
-    assert sorted(reasons.values()) == ["equal to the control bit for bit"] * 2 + ["the control"], reasons
-
-
 # --- what cannot be ----------------------------------------------------------------------------
 
 
@@ -171,8 +153,3 @@ def test_the_feature_of_gauc_must_be_there(tmp_path: Path, data: Callable[..., T
     data()
     with pytest.raises(ConfigError, match=r"one of the features site, user, hour, got you \(eval_by\)"):
         train_run(toy_config(out=str(tmp_path), eval_by="you"))
-
-
-def test_a_model_that_does_not_fit_leaves_nothing_open() -> None:
-    with pytest.raises(ConfigError, match=r"model.widths: expected tables among site, user, hour, got you"):
-        build(toy_config(model="dcn", model_options={"embedding_dim": 4, "widths": {"you": 3}}), ToyData())

@@ -19,8 +19,8 @@ from adaptive.serving import scoring
 from adaptive.serving.exporting import export_run
 from adaptive.serving.predicting import predict_run
 from adaptive.training.components import build
-from adaptive.training.evaluation import predict, vectors_of
-from adaptive.training.runs.loading import evaluate_run, load_run
+from adaptive.training.evaluation import vectors_of
+from adaptive.training.runs.loading import evaluate_run
 from adaptive.training.runs.resuming import resume_run
 from adaptive.training.runs.training import train_run
 from adaptive.training.trainer import Trainer
@@ -129,33 +129,6 @@ def test_a_plain_twin_trains_the_same_within_rounding() -> None:
             assert np.abs(values - tables[name]).max() > 1e-3
 
 
-def test_a_sample_is_scored_alike_in_any_company() -> None:
-    """Padding, which depends on the longest sequence of a batch, changes nothing but rounding."""
-    parts = build(config_of(), SHAPE)
-    with parts.embeddings:
-        (batch, *_) = make_batches(1)
-        (together,) = predict(parts.embeddings, parts.model, [batch])
-        singles = [batch.take(np.array([number])) for number in range(24)]
-        alone = np.concatenate(list(predict(parts.embeddings, parts.model, singles)))
-        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
-        assert together.std() > 1e-3
-
-
-def test_padding_is_no_row_and_gets_no_gradient() -> None:
-    """Row 0 is a row like any other: it changes only where a sample names it."""
-    parts = build(config_of(optimizer={"name": "sgd"}), SHAPE)
-    with parts.embeddings:
-        before = parts.embeddings.rows.table_weights("item").copy()
-        batches = [batch for batch in make_batches() if not (batch.ids[batch.feature_span(2)] == 0).any()]
-        batches = [batch for batch in batches if not (batch.ids[batch.feature_span(1)] == 0).any()]
-        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches)
-        after = parts.embeddings.rows.table_weights("item")
-    looked_up = np.unique(np.concatenate([batch.ids[batch.feature_span(f)] for batch in batches for f in (1, 2)]))
-    changed = np.flatnonzero((before != after).any(axis=1))
-    assert len(batches) > 3 and 0 not in looked_up
-    assert np.isin(changed, looked_up).all() and len(changed) > 0.8 * len(looked_up)
-
-
 def test_nan_changes_nothing_and_is_explained() -> None:
     parts = build(config_of(), SHAPE)
     with parts.embeddings:
@@ -206,17 +179,6 @@ def test_a_single_sample_of_any_length_trains_and_a_longer_one_is_refused() -> N
         assert_equal(all_weights(parts), trained)
 
 
-def test_sequences_of_a_sample_may_differ_in_length() -> None:
-    rng = np.random.default_rng(0)
-    batch = make_batch(rng, np.array([2, 3]))
-    ids = {"user": [1, 2], "item": [1, 2], "items": [[1, 2], [3, 4, 5]], "kind": [1, 2], "kinds": [[1, 2], [3, 4]]}
-    batch = Batch.of(ids, dense=batch.dense, labels=batch.labels)
-    parts = build(config_of(), SHAPE)
-    with parts.embeddings:
-        (logits,) = predict(parts.embeddings, parts.model, [batch])
-        assert np.isfinite(logits).all()
-
-
 def test_models_that_do_not_fit_are_refused() -> None:
     lonely = DataShape((Feature("user", 60), Feature("items", 200)), 0, ("user", "item"), sequences={"items": 5})
     with pytest.raises(ConfigError, match="model din: expected a candidate for the sequence of table 'item'"):
@@ -257,19 +219,3 @@ def test_a_run_is_resumed_evaluated_scored_and_exported(tmp_path: Path) -> None:
     np.testing.assert_allclose(served.score(held_out), expected, atol=1e-6)
     np.testing.assert_allclose([served.score([sample])[0] for sample in held_out[:9]], expected[:9], atol=1e-6)
     assert expected.std() > 1e-3
-
-
-def test_other_models_sum_the_latest_ids(tmp_path: Path) -> None:
-    """The same data train a DLRM, on bags cut to the same length."""
-    given = write_files(tmp_path)
-    options = {"embedding_dim": 4, "bottom_mlp": "4", "top_mlp": "6-1"}
-    config = TrainConfig.model_validate({"model_options": options, **given, "out": str(tmp_path / "run"), "steps": 3})
-    assert train_run(config)["truncated_sequences"]["items"] > 0
-    with load_run(tmp_path / "run") as run:
-        assert [table.pooling for table in run.components.tables] == ["sum", "sum"]
-        assert run.shape.sequences == {"items": 5}
-    export_run(tmp_path / "run", tmp_path / "served")
-    model = scoring.load(tmp_path / "served")
-    long = {"user": 1, "item": 2, "items": "9|8|1|2|3|4|5"}
-    assert model.score([long]) == model.score([{**long, "items": [1, 2, 3, 4, 5]}])
-    assert model.score([long]) != model.score([{**long, "items": [9, 8, 1, 2, 3]}])

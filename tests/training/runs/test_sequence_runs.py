@@ -97,16 +97,6 @@ def test_a_run_goes_on_and_is_evaluated_again(tmp_path: Path) -> None:
         evaluate_run(tmp_path / "whole")
 
 
-def test_the_original_events_from_the_command_line_settings(tmp_path: Path, real_data: Path) -> None:
-    path = real_data / "taobao-userbehavior-sample" / "UserBehavior.csv.gz"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    sets = ["data.holdout=0.2", "batch_size=64", "tensorboard=false", f"out={tmp_path / 'run'}"]
-    config, _ = load_settings(flags={"preset": "rmc1", "data": f"taobao:{path}"}, sets=sets)
-    found = train_run(config)
-    assert found["steps"] == 10 and found["eval_samples"] == 145 and 0 < found["accuracy"] < 1
-
-
 def test_it_learns_to_hold_a_candidate_against_a_history(tmp_path: Path) -> None:
     """Users come too seldom to be learnt by heart."""
     stream = {"users": 100_000, "items": 200, "categories": 10, "num_train": 20_000, "num_eval": 5000}
@@ -123,11 +113,3 @@ def test_which_models_take_data_of_sequences(tmp_path: Path) -> None:
     options = {"embedding_dim": 4, "bottom_mlp": "7-4", "top_mlp": "1"}
     found = train_run(config_of(model="dlrm", model_options=options, steps=2, out=str(tmp_path / "b")))
     assert found["steps"] == 2
-
-
-def test_the_dlrm_of_a_step_may_be_given_with_its_inputs() -> None:
-    """`bottom_mlp=1-16`, as TBSM's command has it: one dense input at a step."""
-    config = config_of(model_options={**SMALL["model_options"], "bottom_mlp": "1-8-4"})
-    parts = build(config, open_data(config))
-    with parts.embeddings:
-        assert [tuple(w.shape) for w in parts.model.dlrm.bottom.parameters() if w.ndim == 2] == [(8, 1), (4, 8)]  # type: ignore[union-attr,operator]

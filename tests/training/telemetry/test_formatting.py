@@ -37,7 +37,6 @@ PREFETCHES, ON_HOST = "prefetches missed rows; ", "leaves missed rows on the hos
     [
         ("lru", {}, {}, PREFETCHES + "skips no updates"),
         ("hybrid", {}, {}, ON_HOST + "skips no updates"),
-        ("random_drop", {"share": 0.2}, {}, PREFETCHES + "skip rule Drop drops inputs"),
         (
             "slipstream",
             {},
@@ -51,7 +50,6 @@ PREFETCHES, ON_HOST = "prefetches missed rows; ", "leaves missed rows on the hos
             PREFETCHES + "skip rule Defer accumulates updates for up to 3 visits of a row",
         ),
         ("slipstream", {}, {"rule": "off"}, PREFETCHES + "skips no updates"),
-        ("slipstream", {}, None, PREFETCHES + "skips no updates"),
     ],
 )
 def test_policy_text_names_policy_and_skip_rule(policy: str, options: dict[str, Any], skip: Any, expected: str) -> None:
@@ -76,35 +74,20 @@ def test_a_rule_without_a_bound_of_its_own_prints_none() -> None:
     ("text", "expected"),
     [
         (count_text(1234567), "1,234,567"),
-        (count_text(float("nan")), "-"),
         (count_text(None), "-"),
         (score_text(0.73126), "0.7313"),
-        (score_text(None), "-"),
         (percent_text(0.9116), "91.2%"),
-        (percent_text(0.0), "0.0%"),
-        (percent_text(1.0), "100.0%"),
         (percent_text(1e-6), "<0.1%"),
         (percent_text(0.99999), ">99.9%"),
-        (percent_text(None), "-"),
         (accuracy_text(0.78864), "78.86%"),
-        (accuracy_text(None), "-"),
         (number_text("swaps", 1234.0), "1,234"),
-        (number_text("rate", 0.12345678), "0.1235"),
         (number_text("waited_share", 0.5), "50.0%"),
-        (number_text("two_home_bytes", 1536.0), "1.5 KiB"),
-        (number_text("rate", float("nan")), "-"),
         (bytes_text(0), "0 B"),
-        (bytes_text(1000), "1000 B"),
         (bytes_text(1023.99), "1.0 KiB"),
         (bytes_text(1536), "1.5 KiB"),
-        (bytes_text(1 << 20), "1.0 MiB"),
-        (bytes_text((1 << 30) - 1), "1.0 GiB"),
         (bytes_text(5 << 50), "5120.0 TiB"),
-        (bytes_text(None), "-"),
-        (duration_text(0.4), "0:00:00"),
         (duration_text(59.6), "0:01:00"),
         (duration_text(360125), "100:02:05"),
-        (duration_text(None), "-"),
     ],
 )
 def test_numbers_as_text(text, expected):

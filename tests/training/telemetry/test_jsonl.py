@@ -38,14 +38,6 @@ def test_what_is_written_is_read(tmp_path):
     assert [record.wall_time for record in found] == [record.wall_time for record in records]
 
 
-def test_a_line_by_hand():
-    line = to_line(EvalRecord(step=20, samples=8, auc=None, log_loss=0.5, wall_time=1.5))
-    quality = b'"auc":null,"log_loss":0.5,"accuracy":null,"calibration":null,"gauc":null,"file":null'
-    work = b',"samples_read":null,"seconds":null,"cpu_seconds":null,"wall_time":1.5}\n'
-    assert line == b'{"kind":"eval","step":20,"samples":8,' + quality + work
-    assert json.loads(to_line(RUN))["schema"] == 1
-
-
 def test_numbers_that_are_not_finite_are_null(tmp_path):
     bad = interval_record(loss=math.nan, samples_per_s=math.inf, policy={"x": -math.inf}, hit_rate=math.nan)
     data = json.loads(to_line(bad), parse_constant=fail)

@@ -124,11 +124,6 @@ def test_a_stream_that_fails_stops_nothing(terminal, kind, error):
     assert stream.writes == 1
 
 
-def test_closing_before_anything_was_shown(terminal):
-    Progress(terminal, 2048000).close()
-    assert terminal.getvalue() == ""
-
-
 @pytest.mark.parametrize(
     ("what", "total", "calls", "options", "lines"),
     [

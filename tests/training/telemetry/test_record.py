@@ -37,14 +37,6 @@ def test_two_tables_written_out():
     assert all(type(value) is int for table in tables.values() for value in vars(table).values())
 
 
-def test_bytes_are_64_bit_and_shares_of_nothing_none():
-    counts = np.zeros((1, len(Counter)), np.int64)
-    counts[0, Counter.BYTES_H2D] = 2**50
-    (table,) = table_counts(["t"], counts).values()
-    assert table.bytes_h2d == 2**50
-    assert {table.hit_rate, table.row_hit_rate, table.skipped_update_share, table.skipped_lookup_share} == {None}
-
-
 def test_sums_over_tables_and_over_time():
     first = TableCounts(lookups=1, resident_rows=10, saturated_rows=2, bytes_h2d=64)
     second = TableCounts(lookups=2, resident_rows=20, saturated_rows=3, bytes_h2d=128)

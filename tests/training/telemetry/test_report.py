@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import pytest
 from support.records import interval_record
 
 from adaptive.training.telemetry.record import IntervalRecord, RunTotals, TableCounts
@@ -82,12 +81,6 @@ def test_summary_of_two_intervals():
     }
 
 
-def test_current_counts_are_of_the_latest_interval():
-    totals = totals_of(interval(10), interval(20, tables={"site": replace(SITE, resident_rows=3)}))
-    assert (totals.tables["site"].resident_rows, totals.tables["user"].resident_rows) == (3, 70)
-    assert totals.tables["site"].lookups == 2000
-
-
 def test_a_run_without_a_step_has_a_summary():
     totals = RunTotals()
     summary = summary_of(totals, auc=None, log_loss=float("nan"))
@@ -119,19 +112,6 @@ def test_speed_and_times_exclude_the_first_interval():
     assert ": plan 1.50\n" in text
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ({"auc_of": "evaluation", "eval_samples": 4096}, ", accuracy 78.86%, on 4,096 held-out samples\n"),
-        ({"auc_of": "training"}, ", on training batches, each predicted before it was trained\n"),
-        ({"host_bytes_read": 2048, "host_bytes_written": 0}, "host files: 2.0 KiB read, 0 B written during training\n"),
-    ],
-)
-def test_optional_values_of_a_summary_have_lines(more, expected):
-    plain = short(interval(10), accuracy=0.78864)
-    assert expected in short(interval(10), accuracy=0.78864, **more) and expected not in plain
-
-
 SKIPPING = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
 
 
@@ -159,13 +139,6 @@ def test_speed_before_and_since_skipping():
     assert ": 1.0 times as fast\n" in short(*before, interval(30, tables=skipping))
     for records in ((*before, interval(30)), (before[0], interval(20, samples_read=4000))):
         assert "since skipping began" not in short(*records)
-
-
-def test_dropped_and_deferred_updates_are_told_apart():
-    both = replace(SKIPPING, deferred_updates=60)
-    text = short(interval(10, tables={"site": both, "user": USER}))
-    assert "6.0% of row updates were postponed and applied together later\n" in text
-    assert "4.0% of row updates were dropped\n" in text
 
 
 def test_numbers_of_a_policy_are_reported():
@@ -223,18 +196,6 @@ def test_the_text_of_a_run_is_short():
         assert word not in text
 
 
-def test_skipping_that_does_not_pay_is_told():
-    slow = interval(30, samples_read=4000, samples_per_s=900.0)
-    text = short(interval(10), interval(20), slow, skipped_input_share=0.25)
-    assert "skipping does not pay here: 0.90 times; use --policy lfu" in text and "times as fast" not in text
-
-
-def test_without_skipping_nothing_is_said_about_it():
-    text = short(interval(10), interval(20))
-    assert "speed       1,000 samples read per second\n" in text
-    assert not any(word in text for word in ("saturated", "skipped", "quality", "skipping"))
-
-
 def test_a_rule_that_rests_is_the_control():
     """Intervals in which it works and skips nothing count in no speed; they are slower than those without a rule."""
     works = interval(30, samples_read=3000, samples_per_s=500.0, policy={"rule.rest": 0.0})
@@ -242,8 +203,3 @@ def test_a_rule_that_rests_is_the_control():
     records = [interval(step, policy={"rule.rest": 60.0 - step}) for step in (10, 20)]
     text = short(*records, works, skips, skipped_input_share=0.25)
     assert "speed       3,000 samples/s since skipping began, 1,000 before: 3.0 times as fast\n" in text
-
-
-def test_a_rule_that_would_skip_too_little_says_so():
-    text = short(interval(10), interval(20, policy={"rule.rest": 5.0, "rule.skippable_share": 0.125}))
-    assert "no samples were left out: 12.5% could be, which costs more than it saves\n" in text

@@ -16,7 +16,6 @@ from adaptive.training.telemetry.record import (
     EvalRecord,
     IntervalRecord,
     ResumeRecord,
-    RunRecord,
     TableCounts,
 )
 from adaptive.training.telemetry.tensorboard_view import TensorBoardView
@@ -147,21 +146,6 @@ def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
     assert latest(tmp_path)["7_tables/site/skipped_update_share"] == 0
 
 
-def test_spread_over_tables(tmp_path):
-    tables = {f"t{i}": TableCounts(lookups=100, lookup_hits=i) for i in range(101)}
-    write_all(TensorBoardView(tmp_path, list(tables)), interval(tables=tables))
-    found = latest(tmp_path)
-    assert [found[f"3_tiers/hit_rate_of_tables_p{p}"] for p in (5, 50, 95)] == pytest.approx([0.05, 0.5, 0.95])
-
-
-def test_steps_and_wall_times_and_no_unknown_auc(tmp_path):
-    records = interval(10, wall_time=1e9, auc=None), interval(20, wall_time=1e9 + 5, auc=None)
-    write_all(TensorBoardView(tmp_path, ["site"]), *records)
-    shown = read(tmp_path).Scalars("1_training/loss")
-    assert [(event.step, event.wall_time) for event in shown] == [(10, 1e9), (20, 1e9 + 5)]
-    assert "1_training/auc_so_far" not in latest(tmp_path)
-
-
 def page_of(directory):
     """The page that TensorBoard shows: that of the last layout."""
     event = read(directory).Tensors("custom_scalars__config__")[-1]
@@ -210,14 +194,6 @@ def test_layout_has_one_page_whose_tags_exist(tmp_path):
     assert used <= set(accumulator.Tags()["scalars"])
 
 
-def test_config_is_shown_unchanged(tmp_path):
-    run = RunRecord(policy="lru", table_rows={"site": 9}, config="[tier]\ndepth = 4\n")
-    write_all(TensorBoardView(tmp_path, ["site"]), run)
-    (event,) = read(tmp_path).Tensors("config")
-    assert event.tensor_proto.string_val[0] == b"    [tier]\n    depth = 4\n"
-    assert read(tmp_path).SummaryMetadata("config").plugin_data.plugin_name == "text"
-
-
 def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
     names = [f"t{i}" for i in range(40)]
     tables = {name: replace(EMPTY, admitted=1, lookups=10, lookup_hits=index) for index, name in enumerate(names)}
@@ -229,13 +205,6 @@ def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
     assert found["7_tables/other/admitted_rows_per_step"] == pytest.approx(0.8)
     assert found["3_tiers/admitted_rows_per_step"] == 4
     assert found["7_tables/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
-
-
-def test_a_table_may_be_called_other(tmp_path):
-    write_all(TensorBoardView(tmp_path, ["all", "other"]), interval(tables={"all": COUNTS, "other": COUNTS}))
-    found = latest(tmp_path)
-    assert found["7_tables/other_table/admitted_rows_per_step"] == found["7_tables/all/admitted_rows_per_step"] == 3
-    assert not [tag for tag in found if tag.startswith("7_tables/other/")]
 
 
 def test_a_removed_directory_is_created_again(tmp_path, caplog):
@@ -272,26 +241,6 @@ def test_a_partial_write_is_followed_by_a_new_file(tmp_path, monkeypatch, size):
     view.close()
     assert len(list(tmp_path.iterdir())) == 2
     assert steps(tmp_path) == [10, 30]
-
-
-def test_a_directory_that_cannot_be_made_stops_nothing(tmp_path, caplog):
-    (tmp_path / "file").write_text("in the way")
-    write_all(TensorBoardView(tmp_path / "file", ["site"]), interval(10), interval(20))
-    assert "training continues" in caplog.messages[0] and "lost 2 event(s)" in caplog.messages[1]
-
-
-def test_a_resumed_run_shows_each_step_once(tmp_path):
-    write_all(TensorBoardView(tmp_path, ["site"]), *(interval(step, wall_time=1e9 + step) for step in (10, 20, 30)))
-    view = TensorBoardView(tmp_path, ["site"], purge_from=21)
-    write_all(
-        view,
-        ResumeRecord(step=20, dropped=1, wall_time=1e9 + 40),
-        *(interval(step, loss=0.25, wall_time=1e9 + step) for step in (50, 60)),
-    )
-    shown = read(tmp_path)
-    assert [event.step for event in shown.Scalars("1_training/loss")] == [10, 20, 50, 60]
-    (text,) = shown.Tensors("resumed")
-    assert text.tensor_proto.string_val == [b"resumed after step 20"] and text.step == 20
 
 
 def test_a_resumed_run_repeats_its_last_step(tmp_path):

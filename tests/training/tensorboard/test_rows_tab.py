@@ -76,31 +76,6 @@ def test_rows_by_table(tmp_path: Path) -> None:
         assert whole[name] == pytest.approx([a + b for a, b in zip(first[name], second[name], strict=True)])
 
 
-def test_keys_by_table(tmp_path: Path) -> None:
-    metrics = write_run(tmp_path / "a", intervals=2, tables=("user",)) / "metrics.jsonl"
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    for number, record in enumerate((one for one in records if one["kind"] == "interval"), start=1):
-        counts = record["tables"]["user"]
-        flows = {"admitted_keys": 70 * number, "expired_keys": 20, "evicted_keys": 10 * number}
-        record["tables"]["user"] = {
-            **counts,
-            **flows,
-            "live_keys": 40 * number,
-            "index_places": 100 * number**2,
-            "unadmitted_lookups": counts["lookups"],
-        }
-    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
-    (user,) = rows_of(metrics)["tables"]
-    assert (user["live_keys"], user["unadmitted"]) == ([40, 80], [1.0, 1.0])
-    assert user["index_load"] == [0.4, 0.2]
-    assert (user["admitted_keys"], user["expired_keys"], user["evicted_keys"]) == ([7.0, 14.0], [2.0, 2.0], [1.0, 2.0])
-
-
-def test_a_single_table_has_no_lane_for_all(tmp_path: Path) -> None:
-    found = rows_of(write_run(tmp_path / "a", intervals=1, tables=("user",)) / "metrics.jsonl")
-    assert [table["name"] for table in found["tables"]] == ["user"]
-
-
 def test_long_runs_are_thinned_without_loss(tmp_path: Path) -> None:
     intervals = 2 * MOST_POINTS + 1  # stretches of three
     found = rows_of(write_run(tmp_path / "a", intervals=intervals) / "metrics.jsonl")
@@ -120,17 +95,6 @@ def test_a_run_that_goes_on_is_read_again(tmp_path: Path) -> None:
     assert rows_of(run / "metrics.jsonl")["steps"] == [10]
     (run / "metrics.jsonl").write_bytes(whole)
     assert rows_of(run / "metrics.jsonl")["steps"] == [10, 20]
-
-
-def test_where_the_host_tier_lies(tmp_path: Path) -> None:
-    metrics = write_run(tmp_path / "a", intervals=1) / "metrics.jsonl"
-    for number, (config, host) in enumerate(
-        [('{"tier": {"host": "mmap:/x"}}', "file"), ("{}", "memory"), ("[", "memory")]
-    ):
-        first, *others = metrics.read_text().splitlines(keepends=True)
-        metrics.write_text(json.dumps({**json.loads(first), "config": config}) + "\n" + "".join(others))
-        os.utime(metrics, (number, number))
-        assert rows_of(metrics)["host"] == host
 
 
 def test_invisible_characters_in_names_are_escaped(tmp_path: Path) -> None:
