@@ -21,7 +21,6 @@ from adaptive.data.rows.row_source import Block, Column, Position, Reading, RowF
 from adaptive.errors import ConfigError
 
 BATCH_ROWS = 1 << 14  # rows decoded at once: a few Arrow columns of this length fit the second-level cache
-_NO_STATES = np.empty(0, np.int8)
 
 
 class Filled(NamedTuple):
@@ -37,12 +36,11 @@ class _Bags(NamedTuple):
     values: Values
     ends: NDArray[np.int64]
 
-    def states(self) -> States | None:
-        """Return the state of each row; None if all are good."""
-        if self.values.states is None:
-            return None
-        out = np.empty(len(self.ends) - 1, np.int8)
-        kernels.bag_states(self.values.states, self.ends, out)
+    def states(self) -> States:
+        """Return the state of each row: the first fault among its values, or OK."""
+        out = np.zeros(len(self.ends) - 1, np.int8)
+        bad = np.flatnonzero(self.values.states > 0)[::-1]  # of equal rows, the last assignment stays
+        out[np.searchsorted(self.ends, bad, side="right") - 1] = self.values.states[bad]
         return out
 
 
@@ -74,7 +72,7 @@ class Filler:
                 states = bags[-1].states()
             else:
                 states = self._single(column, self._slots[number], reader.read(array), block, where)
-            if states is not None and (states > 0).any():
+            if states.max(initial=0) > 0:
                 new = (states > 0) & (causes == 0)
                 causes[new], at_fault[new] = states[new], number
             if column.sort == "time":
@@ -88,21 +86,25 @@ class Filler:
         bad = [(int(row), int(causes[row]), self._form.columns[at_fault[row]]) for row in np.flatnonzero(causes)]
         return Filled(rows, bad)
 
-    def _single(self, column: Column, slot: int, values: Values, block: Block, where: slice) -> States | None:
-        """Write a column of single values; return the states of its rows, or None if all are good."""
+    def _single(self, column: Column, slot: int, values: Values, block: Block, where: slice) -> States:
+        """Write a column of single values; return the states of its rows."""
         states, columns = values.states, block.columns
         if column.sort == "dense":
-            return _dense(column, values, columns.dense[where, slot])
+            out = columns.dense[where, slot]
+            with np.errstate(over="ignore"):
+                out[:] = np.where(states == text.OK, values.numbers, np.nan)
+            return (
+                states if column.kind == text.DENSE_INTEGER else np.where(np.isinf(out), np.int8(text.NUMBER), states)
+            )
         if column.sort == "label":
-            return _faults(self._labels(column, values, columns.labels[where]), states, text.LABEL)
+            bad = self._labels(column, values, columns.labels[where])
+            return np.where(bad | (states != text.OK), np.int8(text.LABEL), np.int8(text.OK))
         if column.sort == "time":
             columns.times[where] = values.numbers
-            return _faults(~np.isfinite(values.numbers), states, text.TIME)
+            bad = ~np.isfinite(values.numbers)
+            return np.where(bad | (states != text.OK), np.int8(text.TIME), np.int8(text.OK))
         columns.keys[slot, where] = values.keys
-        if states is None:
-            columns.present[slot, where] = True
-            return None
-        np.equal(states, 0, out=columns.present[slot, where])
+        np.equal(states, text.OK, out=columns.present[slot, where])
         return np.where(states == kernels.MISSING_VALUE, np.int8(text.MISSING), states) if column.required else states
 
     def _labels(self, column: Column, values: Values, out: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -115,20 +117,6 @@ class Filler:
             return np.isnan(values.numbers)
         out[:] = values.numbers
         return np.asarray((out != 0) & (out != 1))
-
-
-def _faults(bad: NDArray[np.bool_], states: States | None, cause: int) -> States | None:
-    """Return the cause for values that are bad or have a state; None if there are none."""
-    bad = bad if states is None else bad | (states != 0)
-    return np.where(bad, cause, 0).astype(np.int8) if bad.any() else None
-
-
-def _dense(column: Column, values: Values, out: NDArray[np.float32]) -> States | None:
-    states = values.states
-    fits = kernels.dense_column(values.numbers, _NO_STATES if states is None else states, out)
-    if fits or column.kind == text.DENSE_INTEGER:
-        return states
-    return np.where(np.isinf(out) & (values.state() == 0), np.int8(text.NUMBER), values.state())
 
 
 def _bags(array: Any, reader: ValueReader, column: Column) -> _Bags:
@@ -151,7 +139,7 @@ def _fill_bags(bags: list[_Bags], rows: NDArray[np.int64], block: Block, first: 
     starts = np.cumsum([0, *(len(bag.values.keys) for bag in bags)])
     ends = np.stack([bag.ends + start for bag, start in zip(bags, starts[:-1], strict=True)])
     keys = np.concatenate([bag.values.keys for bag in bags])
-    states = np.concatenate([bag.values.state() for bag in bags])
+    states = np.concatenate([bag.values.states for bag in bags])
     begin = int(block.columns.bag_ends[first * len(bags)])
     block.reserve_bags(begin + len(keys))
     kernels.fill_bags(rows, ends, keys, states, first, block.columns.bag_keys, block.columns.bag_ends)

@@ -9,8 +9,7 @@ pyarrow is an optional dependency, imported where it is used (`pyarrow_or_error`
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,21 +198,14 @@ _KEYS = (text.KEY_HEX, text.KEY_INTEGER, text.KEY_TEXT, text.LABEL_SET)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _WHOLE = 2.0**63
 _LARGEST = np.int64(2**63 - 1)  # of a number in text, with either sign
-_NO_ENTRY = "a value is outside its dictionary"
 
 
-@dataclass(frozen=True)
-class Values:
+class Values(NamedTuple):
     """V values: `keys` for categories and labels with positives, `numbers` for all others."""
 
     keys: Ids
     numbers: Numbers
-    states: States | None = None  # None: all are present and good
-
-    def state(self) -> States:
-        """Return the states (V,)."""
-        count = max(len(self.keys), len(self.numbers))
-        return np.zeros(count, np.int8) if self.states is None else self.states
+    states: States
 
 
 _NO_KEYS, _NO_NUMBERS, _NO_STATES = np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.int8)
@@ -233,7 +225,7 @@ class ValueReader:
     def __init__(self, kind: int, longest: int, nulls: Ids) -> None:
         self._kind, self._longest, self._nulls = kind, longest, nulls
         self._dictionary: Any = None
-        self._entries = Values(_NO_KEYS, _NO_NUMBERS)  # of the dictionary
+        self._entries = Values(_NO_KEYS, _NO_NUMBERS, _NO_STATES)  # of the dictionary, then a missing one
 
     def read(self, array: Any) -> Values:
         """Return the values of an array, whose type must be readable (`find_type_problem`)."""
@@ -262,31 +254,29 @@ class ValueReader:
         import pyarrow as pa
 
         if self._dictionary is None or not array.dictionary.equals(self._dictionary):
-            self._dictionary, self._entries = array.dictionary, self._texts(array.dictionary)
-        entries, nulls, codes = self._entries, missing(array), _view(array.indices.cast(pa.int32()))
-        if nulls is None and entries.states is None:
-            if len(codes) and not 0 <= codes.min() <= codes.max() < len(entries.keys):
-                raise DamagedError(_NO_ENTRY)
-            return Values(entries.keys[codes], _NO_NUMBERS if self._kind in _KEYS else entries.numbers[codes])
-        keys, states = np.empty(len(codes), np.int64), np.empty(len(codes), np.int8)
-        none = _NO_STATES if nulls is None else nulls
-        if not kernels.gather(codes, none, entries.keys, entries.state(), keys, states):
-            raise DamagedError(_NO_ENTRY)
-        if self._kind in _KEYS:
-            return Values(keys, _NO_NUMBERS, states)
-        return Values(keys, np.append(entries.numbers, 0.0)[np.where(states == 0, codes, -1)], states)
+            keys, numbers, states = self._texts(array.dictionary)
+            numbers = _NO_NUMBERS if self._kind in _KEYS else np.append(numbers, 0.0)
+            states = np.append(states, np.int8(kernels.MISSING_VALUE)) if states.any() else _NO_STATES
+            self._entries = Values(np.append(keys, 0), numbers, states)
+            self._dictionary = array.dictionary
+        entries, codes, states = self._entries, _view(array.indices.cast(pa.int32())), missing(array)
+        last = len(entries.keys) - 1
+        if array.null_count:
+            codes = np.where(states == text.OK, codes, last)
+        if len(codes) and not (0 <= codes.min() <= codes.max() <= last and (codes == last).sum() == array.null_count):
+            raise DamagedError("a value is outside its dictionary")
+        numbers = entries.numbers.take(codes) if len(entries.numbers) else _NO_NUMBERS
+        return Values(entries.keys.take(codes), numbers, entries.states.take(codes) if len(entries.states) else states)
 
     def _texts(self, array: Any) -> Values:
         data, ends = text_buffers(array)
-        starts, stops, nulls = ends[:-1], ends[1:], missing(array)
-        count = len(starts)
+        count = len(ends) - 1
         keys, numbers, states = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.int8)
         kind = text.KEY_TEXT if self._kind == text.LABEL_SET else self._kind
         scratch = np.empty(_SCRATCH, np.uint8)
-        kernels.parse_texts(data, starts, stops, kind, self._longest, self._nulls, scratch, keys, numbers, states)
-        if nulls is not None:
-            states[nulls != 0] = kernels.MISSING_VALUE
-        return Values(keys, numbers, states if states.any() else None)
+        kernels.parse_texts(data, ends[:-1], ends[1:], kind, self._longest, self._nulls, scratch, keys, numbers, states)
+        states[missing(array) != text.OK] = kernels.MISSING_VALUE
+        return Values(keys, numbers, states)
 
     def _numbers(self, array: Any) -> Values:
         """Read integers and floats."""
@@ -294,15 +284,15 @@ class ValueReader:
         is_whole = self._kind in (text.KEY_INTEGER, text.DENSE_INTEGER)
         if values.dtype.kind == "f":
             numbers = values.astype(np.float64, copy=False)
-            states = _marked(states, np.isnan(numbers), kernels.MISSING_VALUE)
+            _mark(states, np.isnan(numbers), kernels.MISSING_VALUE)
             if not is_whole:
                 return Values(_NO_KEYS, numbers, states)
             with np.errstate(invalid="ignore"):
                 keys = np.where(np.abs(numbers) < _WHOLE, numbers, 0).astype(np.int64)
-            states = _marked(states, keys != numbers, text.NUMBER)
+            _mark(states, keys != numbers, text.NUMBER)
             if self._kind == text.KEY_INTEGER:
                 exact = 2.0 ** (np.finfo(values.dtype).nmant + 1)
-                states = _marked(states, np.abs(numbers) >= exact, text.FLOAT)
+                _mark(states, np.abs(numbers) >= exact, text.FLOAT)
             return Values(keys, numbers, states)
         if self._kind == text.KEY_HEX:
             return Values(values.view(f"u{values.itemsize}").astype(np.uint64).view(np.int64), _NO_NUMBERS, states)
@@ -314,7 +304,7 @@ class ValueReader:
             return Values(digits, _NO_NUMBERS, states)
         if values.itemsize == 8:
             outside = values > _LARGEST if values.dtype.kind == "u" else values < -_LARGEST
-            states = _marked(states, outside, text.NUMBER)
+            _mark(states, outside, text.NUMBER)
         return Values(_NO_KEYS, values.astype(np.float64), states)
 
 
@@ -330,10 +320,10 @@ def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:
     return np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8), offsets
 
 
-def missing(array: Any) -> States | None:
-    """Return the states (V,) of an array, MISSING_VALUE for nulls; None if there are no nulls."""
+def missing(array: Any) -> States:
+    """Return the states (V,) of an array: MISSING_VALUE for nulls, else OK."""
     if not array.null_count:
-        return None
+        return np.zeros(len(array), np.int8)
     bits, size = array.buffers()[0], array.offset + len(array)
     if bits is None:  # an array of type null
         return np.full(len(array), kernels.MISSING_VALUE, np.int8)
@@ -360,13 +350,11 @@ def _times(array: Any) -> Values:
     if not pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("s" if pa.types.is_date32(array.type) else "ms"))
     numbers = _view(array.cast(pa.int64())) / float(_PER_SECOND[array.type.unit])
-    return Values(_NO_KEYS, numbers, _marked(missing(array), numbers < 0, text.TIME))
+    states = missing(array)
+    _mark(states, numbers < 0, text.TIME)
+    return Values(_NO_KEYS, numbers, states)
 
 
-def _marked(states: States | None, where: NDArray[np.bool_], state: int) -> States | None:
-    """Set the state of good values in `where` (V,); return None if all are good."""
-    if not where.any():
-        return states
-    states = np.zeros(len(where), np.int8) if states is None else states
-    states[where & (states == 0)] = state
-    return states
+def _mark(states: States, where: NDArray[np.bool_], state: int) -> None:
+    """Set the state of good values in `where` (V,)."""
+    states[where & (states == text.OK)] = state

@@ -39,7 +39,6 @@ MISSING_VALUE = -1
 Ids = NDArray[np.int64]
 States = NDArray[np.int8]
 
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _START, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _MINUS, _ZERO = np.uint64(45), np.uint64(48)
 
@@ -141,52 +140,6 @@ def digit_keys(values: Ids | NDArray[np.uint64], keys: Ids) -> None:
             key = (key ^ (digit + _ZERO)) * _PRIME
             power //= np.uint64(10)
         keys[v] = np.int64(key)
-
-
-@kernel()
-def gather(codes: NDArray[np.int32], nulls: States, entries: Ids, states: States, keys: Ids, out: States) -> bool:
-    """Look up dictionary codes; return False at a code outside the dictionary.
-
-    Writes keys and states of V values. `nulls` is empty if no value is null.
-    """
-    for v in range(len(codes)):
-        if len(nulls) == 0 or nulls[v] == OK:
-            code = np.int64(codes[v])
-            if not 0 <= code < len(entries):
-                return False
-            keys[v] = entries[code]
-            out[v] = states[code]
-        else:
-            keys[v] = 0
-            out[v] = MISSING_VALUE
-    return True
-
-
-@kernel()
-def dense_column(numbers: NDArray[np.float64], states: States, out: NDArray[np.float32]) -> bool:
-    """Write dense inputs (R,), NaN for missing; return True if all numbers fit float32.
-
-    `states` is empty if no value is missing.
-    """
-    fits = True
-    for row in range(len(numbers)):
-        number = numbers[row]
-        if len(states) and states[row] != OK:
-            number = np.nan
-        elif abs(number) > _FLOAT32_MAX:
-            fits = False
-        out[row] = number
-    return fits
-
-
-@kernel()
-def bag_states(states: States, ends: Ids, out: States) -> None:
-    """Write the first fault among the values of each row's bag, or OK; `ends` (R + 1,)."""
-    for row in range(len(out)):
-        out[row] = OK
-        for v in range(ends[row], ends[row + 1]):
-            if states[v] > 0 and out[row] == OK:
-                out[row] = states[v]
 
 
 @kernel()
