@@ -1,7 +1,6 @@
 """A comparison as a document and as CSV."""
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -43,7 +42,7 @@ Column = tuple[str, Callable[[ComparedPolicy], str]]
 
 
 def comparison_document(result: Comparison) -> Document:
-    """The outcome in a sentence, tables, verdicts and problems."""
+    """Tables, verdicts and problems."""
     problems = [Items([f"problem: {problem}" for problem in result.problems])] if result.problems else []
     if not any(policy.seeds for policy in result.policies):
         return Document([Note("No run finished."), *problems])
@@ -59,7 +58,6 @@ def _blocks(result: Comparison) -> list[DocumentBlock]:
     times = [(stage, _entry(_hundredths, "time_ms", stage)) for stage in stages]
     reports = [(name, _entry(partial(number_text, name), "policy_numbers", name)) for name in names]
     return [
-        Note(outcome_sentence(policies)),
         _table(_columns(policies), policies),
         _table([("ms per step", _name), *times], policies),
         *([_table(TO_AUC, policies)] if any(policy.to_auc for policy in policies) else []),
@@ -192,48 +190,6 @@ def _has_random(policies: Policies) -> bool:
     return any(policy.auc_difference_to_random is not None for policy in policies)
 
 
-def outcome_sentence(policies: Policies) -> str:
-    """Name the policies with the best AUC and speed, and their lead over the control.
-
-    Runs that drop inputs at random are no candidates. There is no best AUC of different samples, and no best speed of
-    runs that shared the cores with other processes.
-    """
-    candidates = [policy for policy in policies if policy.control_of is None]
-    aucs = {policy.policy: policy.auc for policy in candidates if policy.auc is not None}
-    speeds = {policy.policy: policy.samples_per_s for policy in candidates if policy.samples_per_s is not None}
-    control = next((policy.policy for policy in policies if policy.reason == "the control"), None)
-    quality = _best_text("highest AUC", aucs, score_text, "{:+.5f} against", operator.sub, control, candidates)
-    speed = _best_text("most samples/s", speeds, count_text, "{:.2f} times", operator.truediv, control, candidates)
-    if not all(policy.same_samples for policy in candidates):
-        quality = "the AUCs are of different samples, so none is the highest"
-    if busy_shares(policies):
-        speed = "other processes used the cores, so no speed is the highest"
-    text = "; ".join(filter(None, (quality if aucs else "", speed if speeds else "")))
-    return f"{text[:1].upper()}{text[1:]}." if text else "There are no numbers to compare."
-
-
-def _best_text(
-    title: str,
-    values: Mapping[str, float],
-    text: Callable[[float], str],
-    lead: str,
-    compare: Callable[[float, float], float],
-    control: str | None,
-    policies: Policies,
-) -> str:
-    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru)`; names all ties, and verdicts other than `within`."""
-    if not values:
-        return ""
-    most = max(values.values())
-    winners = [name for name, value in values.items() if value == most]
-    other = None if control in winners else values.get(control or "")
-    notes = [f"{lead.format(compare(most, other))} {control}"] if other else []
-    notes += dict.fromkeys(
-        policy.verdict for policy in policies if policy.policy in winners and policy.verdict != "within"
-    )
-    return f"{title}: {', '.join(winners)}, {text(most)}" + (f" ({', '.join(notes)})" if notes else "")
-
-
 def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
     budget = f"{result.auc_budget:g}"
     words = {
@@ -243,6 +199,7 @@ def _verdict_line(policy: ComparedPolicy, result: Comparison) -> str:
         "unskipped": "skips nothing",
     }
     judged_by = ", judged by predictions during training" if result.auc_of == "training" and not policy.exact else ""
+    judged_by += "" if policy.same_samples else ", judged by other samples than the control"
     word = words.get(policy.verdict, policy.verdict)
     return f"{policy.policy}: {word}{judged_by} ({policy.reason})"
 

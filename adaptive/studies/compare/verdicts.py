@@ -12,7 +12,6 @@ kernels. Samples are those that were read, whether a rule skipped them or not.
 """
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ ToAuc = float | Literal["auto"]
 SCHEMA: Final = 1
 LEAD: Final = 0.0005  # the AUC `auto` is the control's final one less this
 CONFIDENCE: Final = 0.95
-MAX_SEEDS: Final = 100  # the most that a verdict suggests
 SCORES: Final = ("auc", "log_loss", "accuracy")
 JUDGED: Final = ("auc_of", "eval_samples")
 SKIPPED: Final = ("skipped_update_share", "skipped_lookup_share", "skipped_input_share")
@@ -36,7 +34,6 @@ MEANS: Final = (
     *("samples_read", "effective_samples", "weight_spread"),
 )
 """Numbers of a run's summary whose mean over seeds a `ComparedPolicy` has under the same name."""
-_POLICY: Final = re.compile(r" \(policy \w+\)")  # part of an error that any policy may meet
 
 Pairs = Sequence[tuple[Outcome, Outcome]]
 """Finished runs of a policy and of the control, one pair per seed."""
@@ -144,17 +141,12 @@ def _run(outcome: Outcome) -> ComparedRun:
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """One line per cause; several runs often fail for the same one."""
-    causes: dict[str, dict[str, list[str]]] = {}
-    for outcome in outcomes:
-        if outcome.error is not None:
-            cause = _POLICY.sub("", f"{type(outcome.error).__name__}: {outcome.error}")
-            causes.setdefault(cause, {}).setdefault(outcome.policy, []).append(str(outcome.seed))
-    lines = []
-    for cause, runs in causes.items():
-        failed = "; ".join(f"{policy}, seed {', '.join(seeds)}" for policy, seeds in runs.items())
-        lines.append(f"{failed}: {cause}")
-    return lines
+    """One line per run that failed."""
+    return [
+        f"{outcome.policy}, seed {outcome.seed}: {type(outcome.error).__name__}: {outcome.error}"
+        for outcome in outcomes
+        if outcome.error is not None
+    ]
 
 
 def _values(name: str, runs: Sequence[Outcome]) -> list[float]:
@@ -255,25 +247,13 @@ def _of_differences(difference: Sequence[float], budget: float) -> tuple[str, st
             return word, f"the AUC falls by at most {budget:g}, with {CONFIDENCE:.0%} confidence"
         case "outside":
             return word, f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
-    seeds = seeds_to_decide(difference, budget)
-    more = f"about {seeds} seeds would decide" if seeds else f"more than {MAX_SEEDS} seeds would be needed"
-    return word, f"the interval includes a loss of {budget:g}. At this spread, {more} (--seeds, --auto-resume)"
+    return word, f"the interval includes a loss of {budget:g}. Add seeds: --seeds, --auto-resume"
 
 
 def word_of(bounds: Interval, budget: float) -> str:
     """Compare an interval of AUC differences with a budget of loss."""
     low, high = bounds
     return "within" if low >= -budget else "outside" if high < -budget else "undecided"
-
-
-def seeds_to_decide(differences: Sequence[float], budget: float) -> int | None:
-    """Number of seeds that would put the whole interval on one side of a loss of `budget`.
-
-    Assumes that mean and spread stay as they are. None for more than `MAX_SEEDS`.
-    """
-    distance, spread = abs(statistics.fmean(differences) + budget), statistics.stdev(differences)
-    seeds = range(len(differences) + 1, MAX_SEEDS + 1)
-    return next((number for number in seeds if spread * _student(number) / math.sqrt(number) < distance), None)
 
 
 def interval(differences: Sequence[float]) -> Interval | None:

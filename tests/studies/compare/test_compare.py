@@ -19,7 +19,7 @@ from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputEr
 from adaptive.studies.compare import Contender, contenders
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome, claim, with_seed, write_record
-from adaptive.studies.compare.verdicts import interval, judge, seeds_to_decide
+from adaptive.studies.compare.verdicts import interval, judge
 from adaptive.training.settings import load_settings
 
 
@@ -176,7 +176,7 @@ def test_the_control_appears_in_tables_and_problems(tmp_path: Path, monkeypatch:
     result = compared([rival("lru"), rival("slipstream")], tmp_path / "out")
     policies, twin = by_policy(result), "random_drop for slipstream"
     negatives = "random_drop+by=label for slipstream"
-    assert result.problems == [f"{twin}, seed 1; {negatives}, seed 1: DeviceMemoryError: no room"]
+    assert result.problems == [f"{name}, seed 1: DeviceMemoryError: no room" for name in (twin, negatives)]
     assert policies["slipstream"].auc_difference_to_random == pytest.approx(0.01)
     assert policies["slipstream"].auc_difference_to_random_ci is None
     text, lines = comparison_document(result).to_text(), comparison_csv(result).splitlines()
@@ -189,18 +189,6 @@ def test_the_control_appears_in_tables_and_problems(tmp_path: Path, monkeypatch:
 
 
 # --- how sure it is ------------------------------------------------------------------------------------------------
-
-
-def test_undecided_verdicts_estimate_more_seeds() -> None:
-    """Differences of -0.0004 and 0 have mean -0.0002 and deviation 0.000283: 0.0003 from the budget. Student's t of 5
-    seeds reaches 2.776 * 0.000283 / 5^0.5 = 0.000351, of 6 seeds 2.571 * 0.000283 / 6^0.5 = 0.000297."""
-    assert seeds_to_decide([-0.0004, 0.0], BUDGET) == 6
-    assert seeds_to_decide([-0.0009, -0.0001], BUDGET) is None  # the mean is the budget
-    outcomes = [outcome(name, seed, 0.7 + d, skipped_update_share=share)
-                for name, share, differences in (("lru", 0.0, (0, 0)), ("mine", 0.1, (-0.0004, 0.0)))
-                for seed, d in enumerate(differences)]  # fmt: skip
-    policies = by_policy(judge(outcomes, auc_budget=BUDGET))["mine"]
-    assert (policies.verdict, "about 6 seeds would decide" in policies.reason) == ("undecided", True)
 
 
 def test_policies_that_only_regroup_share_a_control() -> None:
@@ -334,24 +322,6 @@ def test_only_seeds_that_both_finished_are_compared() -> None:
     assert result.problems == ["s, seed 1: PolicyError: no"]
 
 
-def test_a_shared_cause_appears_once() -> None:
-    errors = [DeviceMemoryError(f"no room (policy {name})") for name in ("LRU", "LFU")]
-    outcomes = [
-        *(Outcome("lru", seed, "out", error=errors[0]) for seed in range(3)),
-        Outcome("lfu", 1, "out", error=errors[1]),
-        Outcome("lfu", 2, "out", error=PolicyError("no")),
-    ]
-    result = judge(outcomes, auc_budget=BUDGET)
-    assert result.problems == [
-        "lru, seed 0, 1, 2; lfu, seed 1: DeviceMemoryError: no room",
-        "lfu, seed 2: PolicyError: no",
-    ]
-    document = comparison_document(result)
-    problems = [f"problem: {problem}" for problem in result.problems]
-    assert document.to_text().splitlines() == ["No run finished.", "", *problems]
-    assert document.to_markdown().startswith("No run finished.\n\n- problem: lru, seed 0, 1, 2;")
-
-
 def test_every_share_has_its_own_column() -> None:
     more = {
         "deferred_update_share": 0.125,
@@ -363,7 +333,7 @@ def test_every_share_has_its_own_column() -> None:
     result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.7, 0.25, **more)], auc_budget=BUDGET)
     head, _, control, changed = (
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in comparison_document(result).to_markdown().splitlines()[2:6]
+        for line in comparison_document(result).to_markdown().splitlines()[0:4]
     )
     cells = dict(zip(head, changed, strict=True))
     assert {name: cells[name] for name in head[8:]} == {
@@ -401,7 +371,7 @@ def test_tables() -> None:
     json.dumps(asdict(result), allow_nan=False)
 
 
-def test_the_text_fits_a_terminal_and_begins_with_the_outcome() -> None:
+def test_the_text_fits_a_terminal() -> None:
     """A comparison with 19 columns, which would be 220 characters wide."""
     shares = {
         "deferred_update_share": 0.1,
@@ -420,9 +390,6 @@ def test_the_text_fits_a_terminal_and_begins_with_the_outcome() -> None:
     document = comparison_document(judge(outcomes, auc_budget=BUDGET))
     text = document.to_text()
     assert max(map(len, text.splitlines()[:20])) <= 100
-    assert text.startswith(
-        "Highest AUC: slipstream, 0.8000 (+0.07000 against lru); most samples/s: lru, slipstream, 200"
-    )
     (table,) = (block for block in document.to_markdown().split("\n\n") if block.startswith("| policy | AUC |"))
     titles = [title.strip() for title in table.splitlines()[0].strip("|").split("|")]
     assert len(titles) == 19 and all(title in text for title in titles)
@@ -438,27 +405,18 @@ def test_a_busy_machine_is_a_warning() -> None:
     assert policies in comparison_document(busy).to_markdown()
     assert "GOMP_SPINCOUNT=1000" in comparison_document(busy).to_markdown()
     assert [run.others_cpu_share for policy in busy.policies for run in policy.runs] == [0.04, 0.4]
-    text = comparison_document(busy).to_text()
-    assert text.startswith("Highest AUC: lru, lfu, 0.7000; other processes used the cores, so no speed is the highest.")
 
 
-def test_controls_at_random_are_not_crowned() -> None:
-    dropped = outcome("random_drop for fae", 1, 0.9, control_rate=1)
-    outcomes = [outcome("lru", 1, 0.7), outcome("fae", 1, 0.8, 0.1), replace(dropped, control_of="fae")]
-    text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
-    assert text.startswith("Highest AUC: fae, 0.8000 (+0.10000 against lru, undecided); most samples/s: lru, fae, 200")
-
-
-def test_no_auc_of_different_samples_is_the_highest() -> None:
+def test_an_auc_of_other_samples_is_marked() -> None:
     """Other evaluation samples, or predictions during training of a run that skipped inputs."""
     other = [outcome("lru", 0, 0.7, eval_samples=9), outcome("fae", 0, 0.8, 0.1, eval_samples=8)]
     left = {"auc_of": "training", "skipped_input_share": 0.1}
     trained = [outcome("lru", 0, 0.7, auc_of="training"), outcome("fae", 0, 0.8, 0.1, **left)]
     for outcomes in (other, trained):
         text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
-        assert text.startswith("The AUCs are of different samples, so none is the highest; most samples/s"), text
+        assert "judged by other samples than the control" in text, text
     same = [outcome("lru", 0, 0.7, auc_of="training"), outcome("fae", 0, 0.8, 0.1, auc_of="training")]
-    assert comparison_document(judge(same, auc_budget=BUDGET)).to_text().startswith("Highest AUC: fae")
+    assert "other samples" not in comparison_document(judge(same, auc_budget=BUDGET)).to_text()
 
 
 def test_policy_reports_have_their_own_table() -> None:
@@ -471,7 +429,7 @@ def test_policy_reports_have_their_own_table() -> None:
     assert [policy.policy_numbers for policy in result.policies] == [
         {}, {"hot_rows": 1000.5, "swaps": 4.0}, {"popular_rows": 7.0},
     ]  # fmt: skip
-    assert comparison_document(result).to_markdown().split("\n\n")[3].splitlines() == [
+    assert comparison_document(result).to_markdown().split("\n\n")[2].splitlines() == [
         "| policy reports | hot_rows | swaps | popular_rows |",
         "| --- | ---: | ---: | ---: |",
         "| fae | 1,000.5 | 4 | - |",

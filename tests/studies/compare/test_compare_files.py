@@ -80,4 +80,4 @@ def test_a_comparison_shows_counts_per_step(tmp_path: Path) -> None:
 
 def table_of(result: Comparison) -> list[str]:
     """The lines of the first table of the Markdown."""
-    return comparison_document(result).to_markdown().split("\n\n")[1].splitlines()
+    return comparison_document(result).to_markdown().split("\n\n")[0].splitlines()
