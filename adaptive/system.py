@@ -22,7 +22,6 @@ FEW_CORES = 4
 BUSY_SHARE = 0.1  # share of the cores taken by other processes above which times are not reliable
 START_SECONDS = 10  # within which a new thread must begin
 SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # environment variables: how waiting threads of OpenMP behave
-SHARED = 1 << 17  # items of a loop that torch divides among its threads
 
 OF_A_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # environment of a rank, as torchrun sets it
 
@@ -183,19 +182,6 @@ def start_thread(thread: threading.Thread) -> None:
     """
     thread._started = _StartedEvent()  # type: ignore[attr-defined]
     thread.start()
-
-
-def count_as_thread() -> None:
-    """Make OpenMP count the calling thread, until it ends, if the machine has few cores.
-
-    Threads that share a torch loop spin for milliseconds while they wait for each other, as long as GNU's OpenMP knows
-    of no more threads than cores. It knows only threads that have started a parallel loop. A planning thread on a
-    machine with two cores would wait for a core on which another thread only spins. So it starts such a loop once.
-    """
-    import torch
-
-    if usable_cores() <= FEW_CORES and torch.get_num_threads() > 1:
-        torch.zeros(SHARED).add_(1)
 
 
 def available_bytes() -> int:

@@ -23,7 +23,6 @@ of feedback are as if it had been planned `depth` batches ahead, so plans are eq
 import inspect
 import logging
 import threading
-import time
 import warnings
 import weakref
 from collections import deque
@@ -39,7 +38,7 @@ from adaptive.embeddings.planning.lookups import Lookups
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.policy import arranges
-from adaptive.system import Uninterrupted, count_as_thread, start_thread
+from adaptive.system import Uninterrupted, start_thread
 
 logger = logging.getLogger("adaptive.embeddings.engine")
 
@@ -47,9 +46,6 @@ T = TypeVar("T")
 LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
 """A batch, and a function that waits for its lookups in each group; with keys, until `give_rows`."""
 
-MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds and must not wait for OpenMP threads that spin
-BUSY_SHARE = 0.5  # of its time from which on a thread that looks ahead must not wait for them either
-BUSY_BATCHES = 8  # over which this share is measured
 JOIN_SECONDS = 60.0  # that the data source has to return when the look-ahead ends
 CHECK_SECONDS = 1.0  # after which training looks whether the thread that it waits for still lives
 
@@ -289,7 +285,7 @@ class _Stopped(Exception):  # noqa: N818 (not an error: the training thread requ
 class _Worker(Generic[T]):
     """A thread of a look-ahead, and the queue of what it hands to training.
 
-    `_make`, `_hand_over`, `_wait_until` and `stop_later` run in that thread, all other methods in the training thread.
+    `_make`, `_wait_until` and `stop_later` run in that thread, all other methods in the training thread.
     The threads share two queues and no lock: an exception at any line of the training thread leaves nothing that the
     other one would wait for.
     """
@@ -301,9 +297,6 @@ class _Worker(Generic[T]):
         self._error: BaseException | None = None
         self._done = False  # True once the thread puts nothing into the queue any more
         self._stopping = False
-        self._counted = False  # by OpenMP
-        self._handed_over = 0
-        self._since = self._waited = 0.0  # start of the measured time, and seconds of it without work
         self._afterwards: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
 
@@ -369,7 +362,7 @@ class _Worker(Generic[T]):
             for item in self._make():
                 if self._stopping:
                     return
-                self._hand_over(item)
+                self._queue.put(item)
         except _Stopped:
             pass
         except BaseException as error:  # `items` raises it in the training thread
@@ -380,43 +373,13 @@ class _Worker(Generic[T]):
             if self._afterwards is not None:
                 self._afterwards()
 
-    def _hand_over(self, item: T) -> None:
-        self._measure_load()
-        if not self._counted and (self._has_many(item) or self._pipeline.is_busy):
-            count_as_thread()
-            self._counted = True
-        self._queue.put(item)
-
-    def _has_many(self, item: T) -> bool:
-        """True if the thread's work with this item alone takes milliseconds."""
-        return False
-
-    def _measure_load(self) -> None:
-        """Note if this thread had work most of the time; after every `BUSY_BATCHES` batches but the first, slow ones.
-
-        If it has, OpenMP threads that spin take a core from it; if not, spinning starts their loops sooner. No number
-        depends on it. At batch size 2,048 with the built-in stream, whose samples are drawn here, steps were 1.06 times
-        as fast when counted, under a rule that predicts samples 1.24 times; with batches made before, 0.84 times. The
-        next look-ahead begins with the latest answer: between evaluations every 36 batches, steps under `slipstream`
-        were 1.18 times as fast.
-        """
-        self._handed_over += 1
-        if self._handed_over % BUSY_BATCHES:
-            return
-        now, start, waited = time.perf_counter(), self._since, self._waited
-        self._since, self._waited = now, 0.0
-        if start:
-            self._pipeline.is_busy = waited < (1 - BUSY_SHARE) * (now - start)
-
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        started = time.perf_counter()
         while not self._wake.empty():  # entries of changes that the condition sees anyway
             self._wake.get_nowait()
         while not (self._stopping or condition()):
             self._wake.get()
         if self._stopping:
             raise _Stopped
-        self._waited += time.perf_counter() - started
 
 
 class _Reading(_Worker[Batch]):
@@ -448,10 +411,7 @@ class _Planning(_Worker[ReadyBatch]):
 
     def _make(self) -> Iterator[ReadyBatch]:
         self._pipeline.mover.enter_thread()
-        return _plan_and_move(self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over)
-
-    def _has_many(self, item: ReadyBatch) -> bool:
-        return len(item.batch.ids) >= MANY_LOOKUPS
+        return _plan_and_move(self._pipeline, self._batches, self._depth, self._wait_until_trained, self._queue.put)
 
     def _wait_until_trained(self, number: int) -> None:
         self._wait_until(lambda: self._pipeline.trained >= number)

@@ -111,7 +111,6 @@ class Pipeline:
         updated: number of the latest batch whose rows are updated, which the loop may still have.
         rate: learning rate of the latest step.
         current: the running look-ahead.
-        is_busy: True if the thread of the latest look-ahead had work most of the time.
         plans_in_turn: True if the training thread plans each batch right before it is trained, with all its threads.
         ending: True if the look-ahead shall plan no more batches; the training thread sets it.
         convert_read: changes the rows of batches that are only read; see `RowStore.read_as`.
@@ -156,7 +155,6 @@ class Pipeline:
         self.rate = optimizer.lr
         self.current: Pass | None = None
         self.ending = False
-        self.is_busy = False
         self._planned: list[ReadyBatch] = []  # the latest batches, including all that are in flight
         planners = [tiered.planner for tiered in self.tiered_groups]
         self.notifier = AccessNotifier(planners, policy_caller, [tiered.keys for tiered in self.tiered_groups])
