@@ -55,7 +55,7 @@ from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats
 logger = logging.getLogger("adaptive.distributed")
 
 SUMMED: Final = (
-    "counts", "resident_rows", "live_keys", "index_places", "hot_rows", "saturated_rows",
+    "counts", "resident_rows", "live_keys", "hot_rows", "saturated_rows",
     "device_rows",
 )  # fmt: skip
 ROOM: Final = 5, 4  # of rows in flight and of hot rows: owners do not get even shares

@@ -113,7 +113,6 @@ def _table(name: str, rows: int | None, steps: Sequence[int], counts: Sequence[T
         "admitted_keys": [flow.admitted_keys / span for flow, span in zip(counts, spans, strict=True)],
         "expired_keys": [flow.expired_keys / span for flow, span in zip(counts, spans, strict=True)],
         "evicted_keys": [flow.evicted_keys / span for flow, span in zip(counts, spans, strict=True)],
-        "index_load": [at_end.index_load or 0.0 for at_end in counts],  # live keys for each place of their index
         "unadmitted": [flow.unadmitted_lookup_share or 0.0 for flow in counts],
     }
 

@@ -55,7 +55,6 @@ class ReadyBatch:
     device_plans: list[DevicePlan | None]  # what the device has of each plan; None: it reads the plan itself
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     reported: Mapping[str, float]  # numbers that the policy reports, as of this batch
-    index_places: Mapping[int, int]  # group with keys -> places of its index, as of this batch
     arrived: Future[None] | None
     """Done once all rows are in place, or moving them failed; None: training gets the batch only after that."""
 
@@ -338,9 +337,8 @@ class Pipeline:
                 tiered.device.upload_plan(plan, buffer, along)
                 for tiered, plan, along in zip(self.tiered_groups, plans, inputs, strict=True)
             ]
-            index_places = {group_number: changes.num_places for group_number, changes in key_changes.items()}
             arrived = Future[None]() if parts else None
-            ready = ReadyBatch(batch, plans, device_plans, parts, self.feedback.reported, index_places, arrived)
+            ready = ReadyBatch(batch, plans, device_plans, parts, self.feedback.reported, arrived)
             self.next_number = number + 1
             # Trained batches are dropped here, by the only thread that writes the list; the other one sets a number.
             self._planned = [*self.in_flight(), ready]

@@ -27,7 +27,6 @@ class Statistics:
     device_rows: int  # number of slots
     resident_rows: NDArray[np.int64]  # (tables,) rows on the device
     live_keys: NDArray[np.int64]  # (tables,) keys with a row; 0 for tables without keys
-    index_places: NDArray[np.int64]  # (tables,) places of the index of keys, at the first table of those that share one
     hot_rows: NDArray[np.int64]  # (tables,) as of the latest call of the policy or the skip rule
     saturated_rows: NDArray[np.int64]  # (tables,) hot rows that an update moves by less than 5% of their length
     times_ms: dict[str, float]  # stage -> sum over the batches
@@ -51,7 +50,7 @@ class StatisticsCollector:
         num_tables = [len(tiered.group.tables) for tiered in pipeline.tiered_groups]
         self._first_tables: list[int] = [0, *np.cumsum(num_tables)[:-1].tolist()]  # of each group
         # Rows on the device and keys with a row that no count explains: a sum for each batch would take longer.
-        self._resident, self._live, self._places = self._zeros()[:, 0], self._zeros()[:, 0], self._places_now()
+        self._resident, self._live = self._zeros()[:, 0], self._zeros()[:, 0]
         self._hot_counts = [tiered.planner.hot_counts for tiered in pipeline.tiered_groups]
         self._policy: Mapping[str, float] = {}
         self._batches = self._in_parts = self._waited = 0
@@ -70,7 +69,6 @@ class StatisticsCollector:
             device_rows=sum(tiered.device.num_slots for tiered in pipeline.tiered_groups),
             resident_rows=self._resident + self._counts @ _IS_RESIDENT,
             live_keys=self._live + self._counts @ _IS_LIVE,
-            index_places=self._places.copy(),
             hot_rows=hot_rows,
             saturated_rows=saturated_rows,
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
@@ -135,12 +133,6 @@ class StatisticsCollector:
         """Return one sentence with the number of device rows and the reason for it."""
         return self._sizes.text
 
-    def _places_now(self) -> NDArray[np.int64]:
-        """Return `Statistics.index_places` while no batch is in flight."""
-        places = self._zeros()[:, 0]
-        places[self._first_tables] = [tiered.index_places for tiered in self._pipeline.tiered_groups]
-        return places
-
     def _zeros(self) -> NDArray[np.int64]:
         tables = sum(len(tiered.group.tables) for tiered in self._pipeline.tiered_groups)
         return np.zeros((tables, len(Counter)), np.int64)
@@ -154,8 +146,6 @@ class StatisticsCollector:
             books.add_counts(first, plan.tally, self._counts)
         self._hot_counts = [plan.hot_counts for plan in ready.plans]
         self._policy = ready.reported
-        for tiered, num_places in ready.index_places.items():
-            self._places[self._first_tables[tiered]] = num_places
 
     def refresh(self, *, recount: bool) -> None:
         """Take over hot rows as they are now, when no batch is in flight.
@@ -171,4 +161,3 @@ class StatisticsCollector:
         self._live = (
             np.concatenate([tiered.live_keys() for tiered in self._pipeline.tiered_groups]) - self._counts @ _IS_LIVE
         )
-        self._places = self._places_now()

@@ -130,11 +130,6 @@ class TieredGroup:
             return np.zeros(len(self.group.tables), np.int64)
         return self.keys.count_live()
 
-    @property
-    def index_places(self) -> int:
-        """Places of the index of keys; 0 without keys."""
-        return 0 if self.keys is None else len(self.keys.books.places)
-
     def commit(self, changes: KeyChanges, number: int) -> None:
         """Reset rows that lost their keys to initial values and empty records; note that batch `number` admits others.
 

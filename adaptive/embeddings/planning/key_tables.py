@@ -321,7 +321,6 @@ class KeyChanges:
         freed: (n,) rows whose keys expired, then those whose keys were evicted for others.
         admitted: (n,) rows that get keys, in order.
         tally: (T, counters), see `Counter`.
-        num_places: of the index, with these changes.
         latest_use: the latest batch that looked up a row which loses its key; None if none does.
         is_complete: True if every key of the batch has a row now.
         failure: raised once the changes are committed.
@@ -330,7 +329,6 @@ class KeyChanges:
     freed: Int64s
     admitted: Int64s
     tally: Int64s
-    num_places: int
     latest_use: int | None
     is_complete: bool
     failure: InputError | None
@@ -477,8 +475,7 @@ class GroupKeys:
             if len(of_batch):
                 tally[:, counter] = self._group.count_by_table(of_batch)
         is_complete = len(admitted) == len(absent)
-        facts = len(self.books.places), latest_use, is_complete, failure
-        return rows, KeyChanges(freed, with_key, tally, *facts)
+        return rows, KeyChanges(freed, with_key, tally, latest_use, is_complete, failure)
 
     def _count(self, distinct: Distinct, absent: Int64s, hashes: UInt64s) -> Int64s:
         """Count lookups of keys without a row; returns those of `absent` that reach `admit`."""

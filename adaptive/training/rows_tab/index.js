@@ -158,8 +158,6 @@ function showTip(table, place, event) {
     ...(table.live_keys[place] ? ['live_keys', 'admitted_keys', 'expired_keys', 'evicted_keys'] : []).map(
       key => `${key.replace('_', ' ')}${key === 'live_keys' ? '' : ' per step'}    ${count(table[key][place])}` +
         (key === 'live_keys' && table.rows ? ` (${(100 * table[key][place] / table.rows).toFixed(1)}%)` : '')),
-    ...(table.live_keys[place] && (table.is_whole || shown.tables.length === 1)
-      ? [`places of the index    ${(100 * table.index_load[place]).toFixed(1)}%`] : []),
     ...(table.live_keys[place] ? [`lookups without a row    ${(100 * table.unadmitted[place]).toFixed(1)}%`] : []),
   ].join('\n');
   tip.style.left = '0';  // so the box is as wide as its text, if the page is

@@ -56,7 +56,6 @@ class TableCounts:
     expired_keys: int = 0
     evicted_keys: int = 0
     unadmitted_lookups: int = 0
-    index_places: int = 0  # of the index of keys, which tables of one width share; counted at the first of them
 
     @property
     def hit_rate(self) -> float | None:
@@ -76,11 +75,6 @@ class TableCounts:
     @property
     def has_keys(self) -> bool:
         return bool(self.live_keys or self.unadmitted_lookups or self.admitted_keys)
-
-    @property
-    def index_load(self) -> float | None:
-        """Keys with a row for each place of their index, of all tables that share it; None without an index."""
-        return share(self.live_keys, self.index_places)
 
     @property
     def unadmitted_lookup_share(self) -> float | None:
@@ -170,7 +164,6 @@ ROWS_NOW: Final = (
     "hot_rows",
     "saturated_rows",
     "live_keys",
-    "index_places",
 )
 
 
@@ -351,7 +344,6 @@ COUNT_FIELDS: Final = (
     CountField("admitted_keys", f"{KEYS}/admitted_keys_per_step", "admitted_keys", 1, by_table=True),
     CountField("expired_keys", f"{KEYS}/expired_keys_per_step", "expired_keys", 1, by_table=True),
     CountField("evicted_keys", f"{KEYS}/evicted_keys_per_step", "evicted_keys", 1, by_table=True),
-    CountField("index_load", f"{KEYS}/index_load", "index_load"),
     CountField("unadmitted_lookup_share", f"{KEYS}/unadmitted_lookup_share", "unadmitted_lookup_share", by_table=True),
     CountField("hot_rows", f"{SKIPPING}/hot_rows", "hot_rows"),
     CountField("saturated_rows", f"{SKIPPING}/saturated_rows", "saturated_rows", by_table=True),

@@ -82,7 +82,6 @@ class RunSummary:
     admitted_keys: int | None = None
     expired_keys: int | None = None
     evicted_keys: int | None = None
-    index_load: float | None = None
     unadmitted_lookup_share: float | None = None
     time_ms: dict[str, float]
     policy_numbers: dict[str, float | None]  # as last reported by the policy
@@ -309,9 +308,7 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
             row.append(count_text(counts.saturated_rows))
             row.append(percent_text(counts.skipped_update_share))
     keyed = [[name, *key_cells(counts, table_rows.get(name))] for name, counts in shown.items() if counts.has_keys]
-    load = sum_tables(list(tables.values())).index_load
-    lines = [] if load is None else [f"index of keys: {percent_text(load)} of its places taken"]
-    return aligned([header, *rows]) + (aligned([["table", *KEY_COLUMNS], *keyed]) if keyed else []) + lines
+    return aligned([header, *rows]) + (aligned([["table", *KEY_COLUMNS], *keyed]) if keyed else [])
 
 
 KEY_COLUMNS: Final = ("live keys", "of capacity", "admitted", "expired", "evicted", "lookups without a row")

@@ -355,32 +355,6 @@ class Following(Follows):
         self.gone += rows.tolist()
 
 
-def test_the_load_of_the_index_is_that_of_the_latest_trained_batch() -> None:
-    """Whatever the depth. The index grows with keys, and not back when they expire; tables of one width share one."""
-    tables = [key_table("item", num_embeddings=10**5, expire=40), key_table("user", num_embeddings=10**5)]
-    tables.append(key_table("shop", num_embeddings=10, embedding_dim=5))
-    random = np.random.default_rng(0)
-    batches = [
-        Batch.of({name: random.integers(0, 10**6, 150) for name in ("item", "user", "shop")}, labels=np.zeros(150))
-        for _ in range(60)
-    ]
-    places = []
-    for depth in (0, 4):
-        embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="50%", device="cpu"))
-        places.append([])
-        for number, planned in enumerate(embeddings.look_ahead(batches, depth=depth)):
-            embeddings(planned)["item"].sum().backward()
-            embeddings.step()
-            if number % 4 == 3:
-                places[-1].append(embeddings.statistics.take().index_places.tolist())
-        tiered_groups = embeddings.runtime.pipeline.tiered_groups
-        taken = embeddings.statistics.take()
-        order = [embeddings.table_names.index(name) for name in ("item", "user", "shop")]
-        assert taken.index_places[order].tolist() == [tiered_groups[order[2] == 0].index_places, 0, 1640]
-        assert 0.3 < taken.live_keys[order[:2]].sum() / tiered_groups[order[2] == 0].index_places <= 5 / 8
-    assert places[0] == places[1] and len(set(map(tuple, places[0]))) > 5
-
-
 @pytest.mark.nightly
 def test_a_capacity_beyond_memory_costs_what_is_touched() -> None:
     """10^9 rows of 4 KiB, in memory: made, trained, swept, read and saved like a table for 10^5."""

@@ -65,10 +65,7 @@ def test_rows_by_table(tmp_path: Path) -> None:
         "saturated": [1, 2, 3],
     }
     whole, first, second = found["tables"]
-    keys = {
-        key: [0, 0, 0]
-        for key in ("live_keys", "admitted_keys", "expired_keys", "evicted_keys", "index_load", "unadmitted")
-    }
+    keys = {key: [0, 0, 0] for key in ("live_keys", "admitted_keys", "expired_keys", "evicted_keys", "unadmitted")}
     assert first == {**user, "admitted": [0.7, 1.4, 2.1], "evicted": [0.3, 0.6, 0.9], **keys}
     assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
     assert whole["is_whole"] and whole["rows"] == first["rows"] + second["rows"]
