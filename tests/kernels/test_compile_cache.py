@@ -27,15 +27,6 @@ entered = np.zeros(2, np.int64), np.zeros(2, np.int64), used.repeat(2), none, ac
 books.enter_batch(0, 1, distinct, 0, records, slots, entered, tally)
 print(np.flatnonzero(tally[0]).tolist())
 """
-ALIGNS = """
-import numpy as np
-from adaptive.kernels.vector import row_ops
-from adaptive.kernels.jit import kernel
-@kernel()
-def line():
-    return row_ops.LINE
-print(line())
-"""
 
 
 def run(folder: Path, code: str) -> str:
@@ -65,13 +56,6 @@ def test_a_new_counter_moves_the_columns_of_cached_kernels(copied: Path) -> None
     assert run(copied, COUNTS) == "[0, 1, 2, 3]\n"  # from the cache
     edit(copied / "adaptive/counters.py", "    LOOKUPS = 0\n", "    LOOKUPS = 15\n")
     assert run(copied, COUNTS) == "[1, 2, 3, 15]\n"
-
-
-@pytest.mark.nightly
-def test_a_constant_of_another_file_reaches_a_cached_kernel(copied: Path) -> None:
-    assert run(copied, ALIGNS) == "16\n"
-    edit(copied / "adaptive/kernels/scratch.py", "LINE: Final = LINE_BYTES // 4", "LINE: Final = LINE_BYTES // 2")
-    assert run(copied, ALIGNS) == "32\n"
 
 
 @pytest.mark.nightly
@@ -118,20 +102,6 @@ def test_the_key_covers_what_a_file_imports(
     path = package / edited
     path.write_text(path.read_text() + "\n# edited")
     assert (jit._sources_key(file) != before) is changes
-
-
-@pytest.mark.parametrize("line", [
-    "from adaptive.kernels import scratch",
-    "from adaptive.kernels.scratch import LINE, empty_rows",
-    "from adaptive.kernels.scratch import (\n    LINE,\n    empty_rows,\n)",
-    "from adaptive.kernels import (\n    jit,\n    scratch,\n)",
-    "import adaptive.kernels.scratch as memory",
-    "def late():\n    from adaptive.kernels import scratch",
-])  # fmt: skip
-def test_every_form_of_import_counts(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "kernels_of_a_user.py"
-    file.write_text(f"import numpy as np\n{line}\nx = 1\n")
-    assert PACKAGE / "kernels/scratch.py" in set(jit._imported(file))
 
 
 def test_all_imports_of_kernels_are_read() -> None:

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from support.variants import both, plain
 
 from adaptive.kernels import file_records as records
 
 Choose = Callable[[Any], Callable[..., Any]]
-Int64s = NDArray[np.int64]
 
 
 def plan(choose: Choose, rows: list[int], max_gap: int, capacity: int) -> tuple[int, list[int], list[int], list[int]]:
@@ -27,22 +25,6 @@ def plan(choose: Choose, rows: list[int], max_gap: int, capacity: int) -> tuple[
         np.array(rows, np.int64), max_gap, capacity, first_rows, starts, places
     )
     return planned, first_rows[:num_runs].tolist(), starts[: num_runs + 1].tolist(), places[:planned].tolist()
-
-
-@both
-def test_neighbours_share_a_run(choose: Choose) -> None:
-    assert plan(choose, [], 0, 9) == (0, [], [0], [])
-    assert plan(choose, [7], 0, 9) == (1, [7], [0, 1], [0])
-    assert plan(choose, [3, 4, 6, 7, 20], 0, 9) == (5, [3, 6, 20], [0, 2, 4, 5], [0, 1, 2, 3, 4])
-    assert plan(choose, [3, 4, 6, 7, 20], 1, 9) == (5, [3, 20], [0, 5, 6], [0, 1, 3, 4, 5])
-    assert plan(choose, [3, 3, 4, 9, 9], 0, 9) == (5, [3, 9], [0, 2, 3], [0, 0, 1, 2, 2])
-
-
-@both
-def test_runs_end_where_the_staging_block_does(choose: Choose) -> None:
-    assert plan(choose, [3, 4, 5], 0, 2) == (2, [3], [0, 2], [0, 1])
-    assert plan(choose, [3, 6, 7], 2, 3) == (1, [3], [0, 1], [0])  # with its gap, 6 is too large by one
-    assert plan(choose, [3, 5, 7], 0, 1) == (1, [3], [0, 1], [0])
 
 
 @both

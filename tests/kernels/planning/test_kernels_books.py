@@ -26,7 +26,6 @@ from adaptive.kernels.planning.lookups import Distinct
 Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]
 
-STARTS = np.array([0, 4, 10])
 INITIAL, ON_HOST = books.INITIAL, books.ON_HOST
 DIRTY, CHANGED = int(books.DIRTY), int(books.CHANGED)
 
@@ -85,41 +84,6 @@ def leave(choose: Choose, books_of: dict[str, Any], rows: Any, counts: Any, loca
     entered = blank(len(rows))._replace(locations=locations, undo=before)
     distinct = ints(*rows), i32(*counts), i32(), ints(len(rows))
     choose(books.leave_batch)(distinct, tuple(entered), books_of["accesses"], columns(books_of))
-
-
-def some_books() -> dict[str, Any]:
-    """Rows 1 and 3 are in slots 2 and 0; slot 1 is free. Row 2 was used by batch 1."""
-    return {
-        "codes": i32(INITIAL, 3, -5, 1),
-        "accesses": np.array([0, 7, 5, 2**32 - 3], np.uint32),
-        "used": i32(4, books.FREE, 6),
-        "counted": np.array([2**32 - 3, 0, 7], np.uint32),
-    }
-
-
-@both
-@pytest.mark.parametrize("repeats", [False, True])
-def test_a_batch_enters_and_leaves(choose: Choose, *, repeats: bool) -> None:
-    """Table 0: rows 2 and 1, the second on the device. Table 1: nothing. Table 2: row 0, and row 3 on the device."""
-    arrays, batch = some_books(), ((2, 1, 0, 3), (3, 1, 4, 5))
-    arrays["counted"] = arrays["counted"][: 3 * repeats]
-    locations, missing, before, tally = enter(choose, arrays, 8, *batch, (2, 2, 4))
-    assert locations.tolist() == [-1, 2, -1, 0]
-    assert missing.tolist() == [0, 2]
-    assert arrays["codes"].tolist() == some_books()["codes"].tolist()
-    assert arrays["accesses"].tolist() == [0, 8, 5, 2**32 - 1]  # as many as can be counted
-    assert arrays["used"].tolist() == [8, books.FREE, 8]
-    assert arrays["counted"].tolist() == [2**32 - 1, 0, 8][: 3 * repeats]
-    assert counted(tally) == {
-        "LOOKUPS": [4, 0, 9], "UNIQUE_ROWS": [2, 0, 2], "LOOKUP_HITS": [1, 0, 5], "ROW_HITS": [1, 0, 1]
-    }  # fmt: skip
-    leave(choose, arrays, *batch, locations, before)
-    expected = some_books()
-    assert arrays.pop("accesses").tolist() == [0, 7, 5, 2**32 - 1]  # and not to be told apart
-    assert arrays.pop("counted").tolist() == [2**32 - 1, 0, 7][: 3 * repeats]
-    assert {name: array.tolist() for name, array in arrays.items()} == {
-        name: expected[name].tolist() for name in arrays
-    }
 
 
 @both
@@ -228,54 +192,6 @@ def test_count_host_vectors(choose: Choose) -> None:
 # --- slots -----------------------------------------------------------------------------------------------------------
 
 
-def window(choose: Choose, used: Any, *, oldest: int, start: int = 0, limit: int = 9) -> tuple[int, int]:
-    count, end = choose(books.idle_window)(i32(*used), oldest, start, limit)
-    return int(count), int(end)
-
-
-@both
-def test_a_window_ends_before_the_next_idle_slot(choose: Choose) -> None:
-    """Slot 1 is free, slot 2 is needed by batch 5, slot 3 by batch 6."""
-    used = 4, books.FREE, 5, 6, -1
-    assert window(choose, used, oldest=5) == (2, 0)
-    assert window(choose, used, oldest=6) == (3, 0)
-    assert window(choose, used, oldest=6, limit=1) == (1, 2)
-    assert window(choose, used, oldest=-3) == (0, 0)
-
-
-@both
-def test_windows_continue_where_the_last_search_ended(choose: Choose) -> None:
-    used = [0] * 5
-    assert window(choose, used, oldest=1, limit=2) == (2, 2)
-    assert window(choose, used, oldest=1, limit=2, start=2) == (2, 4)
-    assert window(choose, used, oldest=1, limit=2, start=4) == (2, 1)
-    assert window(choose, used, oldest=1, limit=5, start=3) == (5, 3)
-
-
-@both
-def test_idle_slots_are_listed_up_to_a_key(choose: Choose) -> None:
-    """Slot 1 is free, slot 3 is needed. Keys are accesses, then latest use: (4, 4), -, (2, 5), -, (2, 0)."""
-    idle, keys, marks = np.full(9, -9), np.zeros(9, np.uint64), np.zeros(books.BLOCK, np.bool_)
-    used, accesses = i32(4, books.FREE, 5, 6, 0), np.array([4, 1, 2, 0, 2], np.uint32)
-    columns = used, accesses, used.view(np.uint32)
-    for bound, expected in (((4, 3), [2, 4]), ((4, 4), [0, 2, 4]), ((2, 4), [4]), ((2, 5), [2, 4]), ((1, 9), [])):
-        last = np.uint64(bound[0] << 32 | bound[1])
-        end = choose(books.list_idle)(ints(0, 5, 1), marks, columns, 6, last, (idle, keys))
-        assert idle[1:end].tolist() == expected
-        assert keys[1:end].tolist() == [int(accesses[slot]) << 32 | int(used[slot]) for slot in expected]
-    assert choose(books.list_idle)(ints(1, 3, 0), marks, columns, 6, np.uint64(2**64 - 1), (idle, keys)) == 1
-    assert idle[0] == 2
-
-
-@both
-def test_the_first_slots_of_the_border_are_taken(choose: Choose) -> None:
-    slots, keys, lowest = ints(9, 8, 7, 6, 5), np.array([3, 2, 3, 4, 3], np.uint64), np.full(8, -9)
-    assert choose(books.take_lowest)(slots, keys, np.uint64(3), 4, 1, lowest) == (1, 5)
-    assert lowest[1:5].tolist() == [9, 8, 7, 5]
-    assert choose(books.take_lowest)(slots[:3], keys[:3], np.uint64(3), 1, 5, lowest) == (0, 7)
-    assert lowest[5:7].tolist() == [9, 8]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -329,90 +245,6 @@ def test_the_bound_follows_the_window_alone(start: int, monkeypatch: pytest.Monk
     idle_window = slots.idle_window(5, 200)
     assert 1004 < slots._bound(idle_window, ("accesses",), 5) >> np.uint64(32) < 1199
     assert slots.lowest(idle_window, ("accesses",), 5).tolist() == inside[:5].tolist()
-
-
-def slot_arrays() -> dict[str, Any]:
-    """Slots 0..3 hold rows 1, 6 (clean, changed before), 9 (clean, initial), 3 (dirty); slot 4 is free.
-
-    Batch 4, whose flags are not set yet, changes row 1.
-    """
-    codes = np.zeros(10, np.int32)
-    codes[[1, 6, 9, 3]] = [1, 2, 3, 4]
-    codes[5] = ON_HOST
-    return {
-        "rows": ints(1, 6, 9, 3, -1),
-        "used": i32(4, 2, 3, 4, books.FREE),
-        "flags": np.array([0, CHANGED, 0, DIRTY | CHANGED, 0], np.uint8),
-        "codes": codes,
-        "free": i32(0, -9, -9, -9, -9),  # slot 4, where it is in a new stack
-    }
-
-
-@both
-def test_release_writes_back_changed_rows_only(choose: Choose) -> None:
-    slots, tally = slot_arrays(), new_tally()
-    back_slots, back_rows = np.full(4, -9), np.full(4, -9)
-    index, back = (STARTS, i32(0, 0, 1), 2), (back_slots, back_rows)
-    changed = 4, np.uint8(DIRTY)
-    count = choose(books.release_slots)(
-        (0, 4), tally, ints(3, 1, 2, 0), columns(slots), 1, changed, slots["codes"], index, back
-    )
-    assert (back_slots[:count].tolist(), back_rows[:count].tolist()) == ([3, 0], [3, 1])
-    assert slots["rows"].tolist() == [-1] * 5
-    assert slots["used"].tolist() == [books.FREE] * 5
-    assert slots["flags"].tolist() == [0] * 5
-    assert (slots["free"] + np.arange(4, -1, -1)).tolist() == [4, 3, 1, 2, 0]
-    assert slots["codes"][[1, 3, 6, 9, 5]].tolist() == [-11, -11, -7, -8, ON_HOST]  # used by batches 4, 4, 2 and 3
-    assert counted(tally) == {"WRITTEN_BACK": [2, 0], "EVICTED": [2, 2]}
-
-
-@both
-def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
-    """Row 5 was changed on the host by batch 3, the oldest that is held; row 0 is at its initial value."""
-    slots = slot_arrays()
-    slots["free"] = i32(4 - 7, 7 - 6, 6 - 5, *[-9] * 5)  # slots 4, 7 and 6
-    slots["rows"], slots["flags"] = np.full(8, -1), np.full(8, 99, np.uint8)
-    rows, counts, locations = ints(0, 6, 5), i32(2, 7, 3), ints(-1, 1, -1)
-    accesses = np.zeros(10, np.uint32)
-    slots["codes"][[0, 5]] = [-6, -9]  # by batches 2 and 3
-    slots["used"], slots["counted"] = np.full(8, 3, np.int32), np.zeros(8, np.uint32)
-    taken = books.Taken(*np.full((2, 2), -9), *np.zeros((2, 2), np.bool_))
-    distinct, records = (rows, counts, i32(), ints(3)), (slots["codes"], accesses)
-    choose(books.take_slots)((0, 2), ints(0, 2), distinct, locations, records, columns(slots), 3, (5, 3), tuple(taken))
-    assert slots["used"].tolist() == [3] * 6 + [5, 5]
-    assert slots["counted"].tolist() == [0] * 6 + [2, 3]
-    assert (taken.slots.tolist(), taken.rows.tolist()) == ([6, 7], [0, 5])
-    assert taken.initial.tolist() == [True, False]
-    assert taken.is_late.tolist() == [False, True]
-    assert locations.tolist() == [6, 1, 7]
-    assert slots["rows"][[6, 7]].tolist() == [0, 5]
-    assert slots["flags"][[6, 7]].tolist() == [0, CHANGED]
-    assert slots["codes"][[0, 5]].tolist() == [7, 8]
-    assert accesses[[0, 5, 6]].tolist() == [2, 3, 0]
-
-
-@both
-def test_rows_without_a_slot_are_used_on_the_host_and_made_once(choose: Choose) -> None:
-    """Rows 2, 1, 0 and 3 are looked up; 2 is on the device, 3 has just got a slot."""
-    codes, locations, fresh = i32(INITIAL, ON_HOST, 3, 5), ints(2, -1, -1, 4), np.full(3, -9)
-    accesses = np.zeros(4, np.uint32)
-    records = codes, accesses
-    batch = (ints(1, 2, 3), (ints(2, 1, 0, 3), i32(1, 2, 3, 4), i32(), ints(4)), 6)
-    assert choose(books.use_rows_on_host)(*batch, records, locations, fresh) == 1
-    assert locations.tolist() == [2, ~1, ~0, 4]
-    assert fresh[0] == 0
-    assert codes.tolist() == [-15, -15, 3, 5]  # stored, and used by batch 6
-    assert accesses.tolist() == [3, 2, 0, 0]
-    again = (ints(0), (ints(0), i32(1), i32(), ints(1)), 7)
-    assert choose(books.use_rows_on_host)(*again, records, ints(-1), fresh) == 0
-    assert codes[0] == -17
-
-
-@both
-def test_mark_dirty_keeps_other_flags(choose: Choose) -> None:
-    flags = np.array([0, CHANGED, CHANGED], np.uint8)
-    choose(books.mark_dirty)(ints(0, 2), ints(1, 2, ~5), flags)
-    assert flags.tolist() == [0, CHANGED | DIRTY, CHANGED]
 
 
 @settings(max_examples=60, deadline=None)

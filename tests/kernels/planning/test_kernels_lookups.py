@@ -55,18 +55,6 @@ def find_distinct(choose: Choose, ids: Any, spans: Any, span_tables: Any, sizes:
 
 
 @both
-@pytest.mark.parametrize("sizes", [(4, 6), (10**6, 10**6)], ids=["direct", "hashed"])
-def test_distinct_rows_in_order_of_first_look_up(choose: Choose, sizes: tuple[int, int]) -> None:
-    """Table 0 is looked up by features 0 and 2 (ids 3 1 3 and 1 0), table 1 by feature 1 (ids 5 5)."""
-    found, distinct = find_distinct(choose, [3, 1, 3, 5, 5, 1, 0], [[0, 3], [5, 7], [3, 5]], [0, 0, 1], sizes)
-    assert found == 4
-    assert distinct.rows == [3, 1, 0, sizes[0] + 5]
-    assert distinct.counts == [2, 2, 1, 2]
-    assert distinct.inverse == [0, 1, 0, 1, 2, 3, 3]
-    assert distinct.table_ends == [3, 4]
-
-
-@both
 @pytest.mark.parametrize("bad", [-1, 4, 2**31, 2**32, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("position", [0, 2])
 @pytest.mark.parametrize("size", [4, 2**20])
@@ -129,43 +117,6 @@ def test_a_hash_table_is_used_again_and_again(choose: Choose) -> None:
 # --- bags ------------------------------------------------------------------------------------------------------------
 
 
-def lay_out(choose: Choose, offsets: Any, samples: int, features: Any, *, scaled: bool) -> tuple[Any, ...]:
-    """(starts, vectors, tables, scales); features: (position, column, table, mean), 2 columns."""
-    positions, columns, tables, means = zip(*features, strict=True)
-    sizes = [offsets[(at + 1) * samples] - offsets[at * samples] for at in positions]
-    num_bags = sum(samples if column >= 0 else size for column, size in zip(columns, sizes, strict=True))
-    starts, vectors = np.full(num_bags + 1, -9), np.full(num_bags, -9, np.int32)
-    bag_tables, scales = np.full(num_bags, -9, np.int32), np.full(sum(sizes) if scaled else 0, 9, np.float32)
-    how = ints(*positions), ints(*columns), np.array(tables, np.int32), np.array(means)
-    choose(lookups.lay_out_bags)(ints(*offsets), samples, how, 2, (starts, vectors, bag_tables, scales))
-    return starts.tolist(), vectors.tolist(), bag_tables.tolist(), scales.tolist()
-
-
-OFFSETS = (0, 1, 2, 4, 6, 6, 9, 9, 10, 12)  # three features, three samples: bags of 1 1 2, 2 0 3 and 0 1 2 lookups
-
-
-@both
-def test_bags_of_pooled_features_fill_their_columns(choose: Choose) -> None:
-    """Features 1 and 0, in the order of their tables; lookups are counted in that order."""
-    features = [(1, 1, 0, True), (0, 0, 1, False)]
-    starts, vectors, tables, scales = lay_out(choose, OFFSETS, 3, features, scaled=True)
-    assert starts == [0, 2, 2, 5, 6, 7, 9]
-    assert vectors == [1, 3, 5, 0, 2, 4]
-    assert tables == [0, 0, 0, 1, 1, 1]
-    assert scales == [0.5, 0.5, *[float(np.float32(1) / np.float32(3))] * 3, 9, 9, 9, 9]
-    assert lay_out(choose, OFFSETS, 3, features, scaled=False) == (starts, vectors, tables, [])
-
-
-@both
-def test_look_ups_of_an_unpooled_feature_are_bags_of_their_own(choose: Choose) -> None:
-    """Their vectors, here of features 1 and 2, follow behind 3 x 2 pooled ones."""
-    features = [(1, -1, 0, False), (0, 1, 1, False), (2, -1, 2, False)]
-    starts, vectors, tables, _ = lay_out(choose, OFFSETS, 3, features, scaled=False)
-    assert starts == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
-    assert vectors == [6, 7, 8, 9, 10, 1, 3, 5, 11, 12, 13]
-    assert tables == [0] * 5 + [1] * 3 + [2] * 3
-
-
 # --- lookups by row -------------------------------------------------------------------------------------------------
 
 
@@ -181,15 +132,6 @@ def group_look_ups(choose: Choose, inverse: Any, bag_starts: Any, bag_vectors: A
         segments[1:], vectors, origins,
     )  # fmt: skip
     return segments.tolist(), vectors.tolist(), origins.tolist()
-
-
-@both
-def test_look_ups_are_grouped_by_row_in_look_up_order(choose: Choose) -> None:
-    """Bags (row 0, row 1), (), (row 1, row 0, row 1), filling vectors 4, 5, 6."""
-    case = ([0, 1, 1, 0, 1], [0, 2, 2, 5], [4, 5, 6], 2)
-    assert group_look_ups(choose, *case) == ([0, 2, 5], [4, 6, 4, 6, 6], [0, 3, 1, 2, 4])
-    assert group_look_ups(choose, *case, scaled=False) == ([0, 2, 5], [4, 6, 4, 6, 6], [])
-    assert group_look_ups(choose, [], [0], [], 0) == ([0], [], [])
 
 
 @both
@@ -225,16 +167,6 @@ def take(choose: Choose, chosen: list[int], segments: list[int], *, scaled: bool
     if scaled:
         assert taken_scales[: taken[-1]].tolist() == taken_vectors[: taken[-1]].tolist()
     return [(taken_vectors[a:b] // 10).tolist() for a, b in itertools.pairwise(taken)]
-
-
-@both
-@pytest.mark.parametrize("scaled", [False, True])
-def test_look_ups_of_chosen_rows(choose: Choose, scaled: bool) -> None:
-    """Four rows with 2, 1, 3 and 1 lookups."""
-    assert take(choose, [1, 2], [0, 2, 3, 6, 7], scaled=scaled) == [[2], [3, 4, 5]]
-    assert take(choose, [0, 3], [0, 2, 3, 6, 7], scaled=scaled) == [[0, 1], [6]]
-    assert take(choose, [], [0, 2, 3, 6, 7], scaled=scaled) == []
-    assert take(choose, [], [0], scaled=scaled) == []
 
 
 @both

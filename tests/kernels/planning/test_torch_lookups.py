@@ -38,45 +38,7 @@ def room(rows: Tensor, num_tables: int, scales: Tensor) -> LookupTensors:
 # --- written out -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_rows_are_numbered_by_first_lookup_and_grouped_in_order(dtype: torch.dtype) -> None:
-    """Table 0 is looked up 5 times, table 1 not at all, table 2 twice. Bags: [3 1] [] [3 1 0], [9] [9]."""
-    rows = torch.tensor([3, 1, 3, 1, 0, 9, 9], dtype=dtype)
-    scales = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    bags = Bags(5, 0, torch.tensor([4, 0, 1, 3, 2], dtype=torch.int32), torch.tensor([0, 2, 2, 5, 6, 7]), scales)
-    found = room(rows, 3, scales)
-    torch_lookups.find_lookups(rows, torch.tensor([5, 5, 7]), bags, found)
-    assert found.table_ends.tolist() == [3, 3, 4]
-    assert found.rows[:4].tolist() == [3, 1, 0, 9]
-    assert found.counts[:4].tolist() == [2, 2, 1, 2]
-    assert found.inverse.tolist() == [0, 1, 0, 1, 2, 3, 3]
-    assert found.vectors.tolist() == [4, 1, 4, 1, 1, 3, 2]
-    assert found.scales.tolist() == [0, 2, 1, 3, 4, 5, 6]
-
-
-def test_vectors_that_a_bags_number_tells() -> None:
-    """Two features of three samples, whose vectors are the columns of three rows."""
-    none = torch.zeros(0, dtype=torch.int32)
-    bags = Bags(6, 3, none, torch.tensor([0, 2, 2, 3, 3, 4, 5]), torch.zeros(0))
-    assert torch_lookups.vectors_of_lookups(bags, 5, torch.device("cpu")).tolist() == [0, 0, 4, 3, 5]
-    bags = Bags(6, 3, none, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-    assert torch_lookups.vectors_of_lookups(bags, 6, torch.device("cpu")).tolist() == [0, 2, 4, 1, 3, 5]
-
-
 # --- rows of look-ups ------------------------------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_rows_are_copied_table_by_table(choose: Choose, dtype: type) -> None:
-    ids, spans = np.array([3, 1, 5, 5, 0]), np.array([[0, 2], [4, 5], [2, 4]])
-    rows, ends = np.full(5, -7, dtype), np.full(3, -7)
-    starts = np.array([0, 4, 4, 10])
-    tables, sizes = np.array([0, 0, 2], np.int32), np.array([4, 0, 6])
-    features, of_tables = (ids, spans, tables), (sizes, starts)
-    assert choose(lookups.copy_rows)(features, of_tables, rows, ends) == 0
-    assert rows.tolist() == [3, 1, 0, 9, 9]
-    assert ends.tolist() == [3, 3, 5]
 
 
 @both

@@ -13,9 +13,9 @@ from support.variants import both
 
 from adaptive.kernels.planning.books import APPLY, DEFER, SKIP, UPDATE
 from adaptive.kernels.rows.cpu import update
-from adaptive.kernels.rows.cpu.deferred import BLOCK, accumulate, apply_sums, defer, power, update_from_sums
+from adaptive.kernels.rows.cpu.deferred import BLOCK, defer, power, update_from_sums
 from adaptive.kernels.vector.bfloat16 import NO_KEYS
-from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import Adagrad, Adam, RowOptimizer
 
 NOTHING = np.zeros(0, np.float32)
 DIMS = st.sampled_from([1, 3, 16, 17, 40])
@@ -108,18 +108,6 @@ def test_two_visits_with_adagrad(choose: Choose) -> None:
 
 
 @both
-def test_two_visits_with_rowwise_adagrad(choose: Choose) -> None:
-    """Gradients (1, 7) and (-1, 7), mean squares 25 each, on a state of 14: a step of 0.5 / sqrt(64) * (0, 14)."""
-    rows = one_row(RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=14.0), 2, 1)
-    visit(choose, rows, [1, 7], applied=False)
-    np.testing.assert_array_equal(rows.squares, [[25]])
-    norms = visit(choose, rows, [-1, 7], applied=True)
-    np.testing.assert_array_equal(rows.device, [[1, 0.125]])
-    np.testing.assert_array_equal(rows.device_state, [[64]])
-    np.testing.assert_array_equal(norms, floats(0.875))
-
-
-@both
 def test_two_visits_with_adam_are_two_updates_with_their_mean(choose: Choose) -> None:
     """Gradients 1 and 3: mean 2, mean square 5. With both betas 0.5 a quarter of the moments stays: 2 / 4 + 3 / 4 * 2
     and 1 / 4 + 3 / 4 * 5, so 2 and 4. The row moves by twice the fourth update's size, times 2 / sqrt(4)."""
@@ -177,23 +165,6 @@ def test_sums_start_as_copies(choose: Choose, optimizer: RowOptimizer) -> None:
     visit(choose, rows, [-0.0, 1, -0.0], applied=False)
     np.testing.assert_array_equal(np.signbit(rows.sums), [[True, False, True]])
     assert not np.isnan(rows.squares).any() and not np.signbit(rows.squares).any()
-
-
-@both
-@pytest.mark.parametrize("tier", [0, -1])
-def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) -> None:
-    """Slot 1 and host row 1; rows of the other tier, or outside the range, do not change."""
-    weights, state, norms = np.ones((3, 1), np.float32), np.zeros((3, 1), np.float32), floats(-1, -1, -1)
-    sums, squares = floats([9], [3], [4]), floats([9], [16], [16])
-    optimizer = RowwiseAdagrad(4.0, eps=0.0)
-    choose(apply_sums)(
-        1, 3, tier, (np.array([0, 1, ~1]), np.array([0, 2, 1])), (sums, squares), weights, state,
-        (optimizer.kind, optimizer.settings(), optimizer.corrections()), (NO_KEYS, norms[None]),
-    )  # fmt: skip
-    moved = -2 if tier < 0 else -3  # 1 - 4 * 3 / sqrt(16), 1 - 4 * 4 / sqrt(16)
-    np.testing.assert_array_equal(weights, [[1], [moved], [1]])
-    np.testing.assert_array_equal(state, [[0], [16], [0]])
-    np.testing.assert_array_equal(norms, [-1, -1, 3] if tier < 0 else [-1, 4, -1])
 
 
 # --- against the plain update and the twin ---------------------------------------------------------------------------
@@ -278,17 +249,6 @@ def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimize
     )  # fmt: skip
     np.testing.assert_array_equal(norms, [twin.apply_slowly(entry) for entry in entries])
     assert rows.equals(twin)
-
-
-@both
-@every_optimizer
-def test_accumulate_touches_only_its_range(choose: Choose, optimizer: RowOptimizer) -> None:
-    rows = Summed(optimizer, 3)
-    gradients = rows.values(4)
-    arguments = np.arange(1, 5), np.arange(5), np.arange(4, dtype=np.int32), NOTHING, gradients
-    choose(accumulate)(1, 3, arguments, (rows.sums, rows.squares, rows.pending), np.empty((1, 3), np.float32))
-    assert rows.keeps({entry: reference.put_off(optimizer, gradients[entry - 1], None) for entry in (2, 3)})
-    assert np.isnan(rows.sums[[0, 1, 4, 5, 6]]).all() and np.isnan(rows.squares[[0, 1, 4, 5, 6]]).all()
 
 
 @pytest.mark.usefixtures("two_threads")

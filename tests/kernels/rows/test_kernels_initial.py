@@ -12,10 +12,10 @@ from support.variants import both
 
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning import books
-from adaptive.embeddings.planning.layout import Group, make_groups, table_key
+from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.kernels.rows.cpu import initial
-from adaptive.optim import SGD, Adagrad
+from adaptive.optim import Adagrad
 
 
 def table(name: str = "a", num: int = 40, dim: int = 8, bound: float | None = None) -> TableConfig:
@@ -64,26 +64,6 @@ def test_values_equal_the_twin_in_any_order(
     np.testing.assert_array_equal(values(group, rows, choose), expected[rows])
 
 
-@both
-def test_rows_are_written_with_the_first_state(choose: Choose) -> None:
-    (group,) = make_groups([table(num=5, dim=2)], 0)
-    weights, state = np.zeros((4, 2), np.float32), np.zeros((4, 3), np.float32)
-    choose(initial.initial_rows)(
-        weights, state, np.array([3, 1]), np.array([0, 4]),
-        group.table_starts, group.table_keys, group.table_bounds, np.float32(0.5),
-    )  # fmt: skip
-    expected = values(group, [0, 4])
-    np.testing.assert_array_equal(weights, [[0, 0], expected[1], [0, 0], expected[0]])
-    np.testing.assert_array_equal(state, np.repeat([[0], [0.5], [0], [0.5]], 3, axis=1))
-
-
-def test_values_do_not_depend_on_which_tables_share_a_width() -> None:
-    alone = make_groups([table("a"), table("b", dim=4)], 7)
-    grouped = make_groups([table("x", num=13), table("a"), table("b")], 7)
-    np.testing.assert_array_equal(values(alone[0], range(40)), values(grouped[0], range(13, 53)))
-    np.testing.assert_array_equal(values(alone[1], range(40)), values(grouped[0], range(53, 93))[:, :4])
-
-
 def test_values_are_uniform_within_the_bound() -> None:
     numbers = one_table(num=20_000, dim=16, bound=0.5) / 0.5
     assert numbers.min() >= -1 and numbers.max() < 1
@@ -92,37 +72,6 @@ def test_values_are_uniform_within_the_bound() -> None:
     np.testing.assert_allclose(shares, 0.05, atol=0.002)
     correlations = np.corrcoef(numbers.T) - np.eye(16)
     assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
-
-
-def test_the_default_bound_is_one_over_the_root_of_the_rows() -> None:
-    assert 0.9 / 8 < np.abs(one_table(num=64)).max() <= 1 / 8
-    np.testing.assert_array_equal(one_table(bound=0.0), 0)
-
-
-def distinct_vectors(*tables: Floats) -> int:
-    return len(np.unique(np.concatenate(tables), axis=0))
-
-
-def test_different_seeds_tables_and_rows_have_different_values() -> None:
-    """Adding both the seed and the index to the key would make seed 1 equal seed 0 shifted by one row."""
-    assert distinct_vectors(*(one_table(seed) for seed in range(10))) == 400
-    assert distinct_vectors(*(one_table(name=name) for name in ("a", "b", "aa", "user", "item"))) == 200
-
-
-def test_table_key_equals_the_twin() -> None:
-    for name, seed in (("a", 0), ("Größe", 1), ("", 2**70)):
-        assert table_key(name, seed) == reference.table_key(name, seed) < 2**64
-
-
-@pytest.mark.parametrize(("optimizer", "first"), [(SGD(), None), (Adagrad(initial_accumulator=0.25), 0.25)])
-def test_host_tier_gives_initial_values_and_state(optimizer: Any, first: float | None) -> None:
-    (group,) = make_groups([table(num=6, dim=3)], 5)
-    host = MemoryHost(group, optimizer)
-    width = 0 if first is None else 3
-    weights, state = np.zeros((2, 3), np.float32), np.zeros((2, width), np.float32)
-    host.initial(weights, state, np.array([0, 1]), np.array([5, 2]))
-    np.testing.assert_array_equal(weights, reference.initial_table(group.tables[0], 5)[[5, 2]])
-    assert first is None or (state == first).all()
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -7,8 +7,7 @@ import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.row_kernels import Choose, Floats
-from support.variants import both
+from support.row_kernels import Floats
 
 from adaptive.kernels.rows.cpu import pool
 from adaptive.kernels.scratch import empty_rows
@@ -29,22 +28,6 @@ def whole_lines(out: Any) -> Any:
 def test_only_rows_of_whole_lines_are_stored_past_the_caches(call: Callable[[Floats], bool]) -> None:
     assert call(empty_rows(3, 16)) and call(empty_rows(3, 64))
     assert not call(empty_rows(3, 17)) and not call(empty_rows(3, 8)) and not call(shifted(3, 16))
-
-
-@both
-@pytest.mark.parametrize("dim", [16, 48, 144])
-@pytest.mark.parametrize("flip", [0, -1])
-def test_sums_are_the_same(choose: Choose, dim: int, flip: int) -> None:
-    rng = np.random.default_rng(dim)
-    rows = (rng.normal(size=(5, dim)) * 10.0 ** rng.integers(-3, 4, (5, dim))).astype(np.float32)
-    indices = np.array([4, 0, 3, 0, 1]) ^ flip
-    expected, out = empty_rows(2, dim), empty_rows(2, dim)
-    out.fill(7)
-    for start, stop in ((0, 5), (2, 3)):
-        indirect = rows, indices[::-1].copy(), np.arange(5, dtype=np.int32)[::-1].copy()
-        choose(row_sums.sum_rows)(expected, 1, rows, indices, flip, start, stop)
-        choose(row_sums.sum_found_rows_past_caches)(out, 1, *indirect, flip, start, stop)
-        np.testing.assert_array_equal(out, [[7] * dim, expected[1]])
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from support.row_kernels import Choose, floats, random_rows
 from support.variants import both
 
-from adaptive.kernels.rows.cpu import deferred, initial, move, pool, steps, update
-from adaptive.kernels.vector import row_sums
+from adaptive.kernels.rows.cpu import initial, move, pool, steps, update
 from adaptive.kernels.vector.row_ops import prefetch_item, prefetch_row
 from adaptive.kernels.vector.row_sums import square_sum
 
@@ -22,67 +20,7 @@ DIMS = st.sampled_from([1, 3, 16, 17, 40, 149])
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def ints(*values: int) -> NDArray[np.int64]:
-    return np.array(values, np.int64)
-
-
-def i32(*values: int) -> NDArray[np.int32]:
-    return np.array(values, np.int32)
-
-
 # --- one row ---------------------------------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 149])
-def test_operations_on_one_row(choose: Choose, dim: int) -> None:
-    rng = np.random.default_rng(dim)
-    rows, start, scale = random_rows(rng, 3, dim), random_rows(rng, 2, dim), np.float32(1.7)
-    operations: dict[Any, tuple[Any, ...]] = {
-        move.copy_row: (rows[2],),
-        pool.scale_row: (scale * rows[2], scale),
-        pool.add_scaled_row: (start[1] + scale * rows[2], scale),
-    }
-    for operation, (expected, *more) in operations.items():
-        out = start.copy()
-        choose(operation)(out, 1, rows, 2, *more)
-        np.testing.assert_array_equal(out, [start[0], expected])
-
-
-@both
-@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 149])
-def test_sums_that_are_pending_grow_and_others_start(choose: Choose, dim: int) -> None:
-    """Whatever an unused sum holds is lost."""
-    rows, start = random_rows(np.random.default_rng(dim), 3, dim), random_rows(np.random.default_rng(0), 2, dim)
-    for operation, added in ((deferred.add_or_start, rows[2]), (deferred.add_or_start_square, rows[2] * rows[2])):
-        out = start.copy()
-        choose(operation)(out, 1, rows, 2, np.float32(1), np.float32(0))
-        np.testing.assert_array_equal(out, [start[0], start[1] + added])
-        out[1] = np.nan
-        choose(operation)(out, 1, rows, 2, np.float32(0), np.float32(0))
-        np.testing.assert_array_equal(out, [start[0], added])
-
-
-@both
-@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 64, 149])
-@pytest.mark.parametrize("flip", [0, -1])
-def test_sums_of_rows_run_in_order(choose: Choose, dim: int, flip: int) -> None:
-    """Also if `indices` are ~row, and for a single row. Row 1 of the output does not change."""
-    rng = np.random.default_rng(dim)
-    rows, indices = random_rows(rng, 5, dim), np.array([4, 2, 2, 0, 3, 1], np.int32)
-    scales = random_rows(rng, 6)
-    for start, stop in ((0, 6), (1, 4), (5, 6)):
-        span = indices[start:stop]
-        out = np.full((2, dim), 7, np.float32)
-        choose(row_sums.sum_rows)(out, 0, rows, indices ^ flip, flip, start, stop)
-        np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], None), out[1]])
-        out[0] = 7
-        places = (np.arange(5) ^ flip)[::-1].copy()
-        choose(row_sums.sum_found_rows)(out, 0, rows, places, 4 - indices, flip, start, stop)
-        np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], None), out[1]])
-        choose(row_sums.sum_scaled_rows)(out, 0, rows, indices ^ flip, flip, start, stop, scales)
-        np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], scales[start:stop]), out[1]])
-        assert (out[1] == 7).all()
 
 
 def test_kernels_count_no_references() -> None:
@@ -96,14 +34,6 @@ def test_kernels_count_no_references() -> None:
     assert len(kernels) > 10
     for kernel in kernels:
         assert not kernel.targetoptions["_nrt"], kernel
-
-
-@both
-def test_square_sum_adds_four_parts(choose: Choose) -> None:
-    """(2**24 + 1) + (1 + 1), where the first 1 vanishes, then + (2 + 2). One after the other all would vanish."""
-    row = np.ones((1, 8), np.float32)
-    row[0, 0] = 2.0**12
-    assert choose(square_sum)(row, 0) == reference.square_sum(row[0]) == 2.0**24 + 6
 
 
 @both
@@ -130,26 +60,6 @@ def test_prefetch_changes_nothing_and_takes_any_integer(call: Callable[..., None
 
 
 # --- pooling -----------------------------------------------------------------------------------------------------
-
-
-@both
-def test_pool_sums_bags_over_both_tiers(choose: Choose) -> None:
-    """Bag 0 = slot 0 + host row 1; bag 1 is empty; bag 2 = slot 1 twice."""
-    device, host = floats([1, 2], [3, 4]), floats([10, 20], [30, 40])
-    out = np.full((3, 2), np.nan, np.float32)
-    vectors, starts = np.array([2, 0, 1], np.int32), ints(0, 2, 2, 4)
-    choose(pool.pool)(out, (vectors, starts, i32(0, 1, 2, 2), ints(0, ~1, 1), floats()), device, host, 1)
-    np.testing.assert_array_equal(out, [[0, 0], [6, 8], [31, 42]])
-
-
-@both
-def test_pool_runs_in_lookup_order_over_both_tiers(choose: Choose) -> None:
-    """1e8 + 1 - 1e8 is 0 in float32 and 1e8 - 1e8 + 1 is 1: a sum per tier would give 1."""
-    device, host = floats([1e8], [-1e8]), floats([1.0])
-    out = np.empty((1, 1), np.float32)
-    for order, expected in (((0, ~0, 1), 0.0), ((0, 1, ~0), 1.0)):
-        choose(pool.pool)(out, (i32(0), ints(0, 3), i32(0, 1, 2), ints(*order), floats()), device, host, 1)
-        assert out[0, 0] == expected
 
 
 @st.composite
@@ -186,18 +96,6 @@ def test_pool_equals_its_twin_for_any_number_of_chunks(choose: Choose, case: Any
     out = np.full((case[0], case[-1].shape[1]), np.nan, np.float32)
     choose(pool.pool)(out, case[1:6], *case[6:], num_chunks)
     np.testing.assert_array_equal(out, pooled_slowly(case))
-
-
-@both
-@settings(max_examples=30, deadline=None)
-@given(case=poolings(), first=st.integers(0, 4))
-def test_pool_range_touches_only_its_bags(choose: Choose, case: Any, first: int) -> None:
-    first = min(first, case[0])
-    expected = pooled_slowly(case)
-    expected[case[1][:first]] = 7
-    out = np.full_like(expected, 7)
-    choose(pool.pool_range)(first, case[0], out, case[1:6], *case[6:])
-    np.testing.assert_array_equal(out, expected)
 
 
 # --- copies and movement -------------------------------------------------------------------------------------------

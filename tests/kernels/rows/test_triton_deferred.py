@@ -70,16 +70,6 @@ def one_each(*gradients: Any) -> tuple[Any, ...]:
     return np.arange(num + 1), np.arange(num, dtype=np.int32), NO_SCALES, np.array(gradients, np.float32)
 
 
-def test_sums_of_hot_rows(kernels: Kernels) -> None:
-    """Rows of 3, 90 and 65 lookups, twice."""
-    rng = np.random.default_rng(0)
-    vectors, gradients = rng.integers(0, 6, 158).astype(np.int32), random_rows(rng, 6, 5)
-    sums = Sums(3, 5, 5)
-    for _ in range(2):
-        sums.visit(kernels, np.array([2, 0, 1]), np.array([0, 3, 93, 158]), vectors, NO_SCALES, gradients)
-        sums.assert_same()
-
-
 # --- sums grow ----------------------------------------------------------------------------------------------------
 
 
@@ -113,14 +103,6 @@ def test_programs_take_several_tiles_each(width: int, monkeypatch: pytest.Monkey
     for _ in range(2):
         sums.visit(KINDS["triton"], rng.permutation(7), *one_each(*random_rows(rng, 7, 130)))
     sums.assert_same()
-
-
-def test_no_gradients_are_deferred(kernels: Kernels) -> None:
-    none, pending = np.zeros(0, np.int64), np.zeros(1, np.bool_)
-    tables = np.zeros((0, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)
-    segments = np.zeros(1, np.int64)
-    run(kernels.accumulate, none, segments, none, NO_SCALES, *tables, pending, hot=hot_of(segments))
-    assert not pending.any()
 
 
 # --- sums are applied ---------------------------------------------------------------------------------------------

@@ -41,10 +41,6 @@ def test_a_sum_starts_from_its_first_term_an_empty_one_is_zero() -> None:
     assert_same_bits(result, floats([-0.0], [0.0], [0.0]))
 
 
-def test_no_bags() -> None:
-    assert pooled(floats([1.0]), None, [], [], [0], floats(), 0).shape == (0, 1)
-
-
 def test_a_row_of_a_missing_tier_is_never_read() -> None:
     if INTERPRETED:
         with pytest.raises(AssertionError):

@@ -72,10 +72,6 @@ def assert_equals_twin(
     return rows
 
 
-def test_an_empty_update_changes_nothing() -> None:
-    assert_equals_twin(SGD(), 5, np.zeros(0, np.int64), random_row_updates(np.random.default_rng(0), 5, []))
-
-
 @every_optimizer
 @pytest.mark.parametrize("dim", [1, 3, 16, 17, pytest.param(64, marks=pytest.mark.smoke), 100])
 def test_every_width_equals_the_twin(optimizer: RowOptimizer, dim: int) -> None:
@@ -153,19 +149,6 @@ def test_rows_with_more_than_64_lookups_have_chunks_longest_first() -> None:
     segments = np.cumsum([0, 64, 65, 1, 192, 65])
     assert hot_chunks(segments).reshape(-1, 2).tolist() == [[3, 0], [3, 1], [3, 2], [1, 0], [1, 1], [4, 0], [4, 1]]
     assert hot_chunks(np.zeros(1, np.int64)).dtype == np.int32 and len(hot_chunks(np.zeros(1, np.int64))) == 0
-
-
-@every_optimizer
-@pytest.mark.parametrize(("dim", "scaled"), [(1, True), (33, True), (64, False)])
-def test_hot_rows_equal_the_twin(optimizer: RowOptimizer, dim: int, scaled: bool) -> None:
-    """Whole chunks and rounds of 32 lookups, and rests of them; rows that are not hot come between them."""
-    row_updates = random_row_updates(np.random.default_rng(dim), dim, [65, 1, 96, 63, 1000, 64, 128], scaled)
-    assert_equals_twin(optimizer, dim, np.array([2, 6, 0, 4, 3, 1, 5]), row_updates, times=1)
-
-
-def test_a_row_with_more_chunks_than_are_in_flight() -> None:
-    row_updates = random_row_updates(np.random.default_rng(1), 5, [40 * 64 + 7, 64, 70], scaled=True)
-    assert_equals_twin(SGD(0.1), 5, np.array([2, 6, 0]), row_updates, times=1)
 
 
 def test_sums_of_hot_rows_keep_the_sign_of_zero() -> None:

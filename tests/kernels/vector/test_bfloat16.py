@@ -141,14 +141,3 @@ def test_parts_of_a_row_round_independently() -> None:
     limit = 5 / np.sqrt(signs[0].size)
     for one, other in combinations(signs, 2):
         assert abs((one * other).mean()) < limit and abs((one[:, 1:] * other[:, :-1]).mean()) < limit
-
-
-def test_small_steps_add_up_only_stochastically() -> None:
-    """1,000 steps of a hundredth of a unit: nearest never leaves 1, stochastic arrives in the mean."""
-    step, unit = np.float32(2.0**-7 / 100), 2.0**-7
-    nearest, stochastic = narrow(np.ones(1, np.float32)), narrow(np.ones(256, np.float32))
-    for key in random_keys(1000, seed=2):
-        nearest = narrow(widen(nearest) + step)
-        stochastic = narrow(widen(stochastic) + step, int(key))
-    assert widen(nearest)[0] == 1
-    assert abs(widen(stochastic).mean() - (1 + 10 * unit)) < 5 * unit * np.sqrt(10 / 256)
