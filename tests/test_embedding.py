@@ -98,16 +98,6 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert np.abs(alone).max() <= 30**-0.5 < np.abs(alone).max() * 1.5
 
 
-def test_planned_gives_tensors_and_the_batch() -> None:
-    (batch,) = random_batches([USERS], 1)
-    for planned in several(USERS).look_ahead([batch]):
-        assert planned.batch is batch
-        assert torch.equal(planned.dense, torch.tensor(batch.dense))
-        assert torch.equal(planned.labels, torch.tensor(batch.labels))
-        assert planned.trainable
-        assert planned.number == 0
-
-
 # --- backward and step ---------------------------------------------------------------------------------------------
 
 
@@ -198,15 +188,6 @@ def test_calibrate_hands_the_sample_and_a_view_to_the_policy() -> None:
     embeddings.calibrate([featured([[1]], [[2]], [[3]])])
     assert policy.seen == [[1, 2, 20 + 3]]
     assert embeddings.statistics.take().batches == 0
-
-
-def test_a_policy_that_cannot_calibrate_is_a_policy_error() -> None:
-    class Stubborn(LRU, Calibrates):
-        def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
-            raise IndexError("empty")
-
-    with pytest.raises(PolicyError, match=r"policy Stubborn\.calibrate raised IndexError: empty"):
-        one_table(policy=Stubborn).calibrate([])
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------
@@ -321,11 +302,6 @@ def test_memory_of_hot_sets() -> None:
     skip = SkipConfig(rule="defer", hot_rows="10%")
     embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=LFU, optimizer=Adagrad(), skip=skip)
     assert embeddings.statistics.memory()["sums"] == 2 * 4 * (3 * 4 + 5 * 16)
-
-
-def test_the_size_of_the_device_tier_in_words() -> None:
-    embeddings = TieredEmbeddingBag([USERS], TierConfig(device_rows="50%"), policy=LFU)
-    assert embeddings.statistics.device_rows_text() == "device tier: 15 of 30 rows, 0.0 MiB (as set)"
 
 
 def test_unapplied_gradients_are_an_error() -> None:

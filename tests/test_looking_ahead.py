@@ -99,22 +99,10 @@ def test_batches_without_a_number_have_one_pass() -> None:
     assert list(coming) == []
 
 
-def test_no_batches_at_all() -> None:
-    coming = one_table().look_ahead([])
-    assert coming and len(coming) == 0 and list(coming) == list(coming) == []
-
-
 @pytest.mark.parametrize("depth", [-1, 1.5, float("nan"), "4", None, True])
 def test_a_depth_that_is_none_is_told_where_it_was_given(depth: Any) -> None:
     with pytest.raises(ConfigError, match=rf"depth: expected an integer of at least 0, got {depth!r}"):
         one_table().look_ahead([], depth=depth)
-
-
-def test_a_depth_may_be_of_numpy() -> None:
-    embeddings = one_table()
-    for planned in embeddings.look_ahead(BATCHES, depth=np.int32(2)):  # type: ignore[arg-type]
-        train(embeddings, planned)
-    assert np.array_equal(embeddings.rows.table_weights("word"), after(1))
 
 
 def test_a_recording_has_passes_and_a_number_too(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from test_trainer_waits import Scalars
 from torch import nn
 
 from adaptive.batch import Batch
-from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
+from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.lru import LRU
 
 TABLES = (
@@ -156,31 +156,7 @@ def test_a_table_may_have_its_own_rate() -> None:
     assert np.array_equal(together.rows.table_weights("c"), initial)
 
 
-def test_tables_of_one_width_and_several_rates_are_stacked() -> None:
-    tables = [
-        TableConfig(name=f"t{n}", num_embeddings=30, embedding_dim=4, lr_scale=scale)
-        for n, scale in enumerate((1.0, 0.5, 1.0))
-    ]
-    embeddings, batch = made(SGD(), tables=tables), featured([[1], [2]], [[3], [4]], [[5], [6]])
-    for planned in embeddings.look_ahead([batch]):
-        stacked, vectors = embeddings.stack(planned), embeddings(planned)
-        assert stacked.shape == (2, 3, 4)
-        for feature, name in enumerate(embeddings.features):
-            assert torch.equal(stacked[:, feature], vectors[name])
-        stacked.sum().backward()
-        embeddings.step()
-
-
 # --- scaled and clipped gradients --------------------------------------------------------------------------------
-
-
-def test_a_loss_scaled_by_a_power_of_two_gives_the_same_bits() -> None:
-    plain, scaled = made(Adam(lr=0.1)), made(Adam(lr=0.1))
-    for embeddings, scale in ((plain, 1.0), (scaled, 1024.0)):
-        for planned in embeddings.look_ahead(BATCHES[:4]):
-            ((sum_of(embeddings(planned)) ** 2) * scale).backward()
-            embeddings.step(grad_scale=scale)
-    assert_equal_rows(plain, scaled)
 
 
 def test_a_scaled_gradient_that_overflows_updates_nothing() -> None:
@@ -190,20 +166,6 @@ def test_a_scaled_gradient_that_overflows_updates_nothing() -> None:
         (sum_of(embeddings(planned)) * float("inf")).backward()
         embeddings.step(grad_scale=1024.0)
     assert np.array_equal(embeddings.rows.table_weights("user"), before)
-
-
-def test_a_grad_scaler_goes_on_beside_it() -> None:
-    """The loop of torch's documentation with one argument more."""
-    embeddings, head = made(SGD()), nn.Linear(12, 1)
-    dense = torch.optim.SGD(head.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    for planned in embeddings.look_ahead(BATCHES[:3]):
-        loss = head(torch.cat(list(embeddings(planned).values()), 1)).square().mean()
-        dense.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(dense)
-        embeddings.step(grad_scale=scaler.get_scale())
-        scaler.update()
 
 
 def test_clipping_is_that_of_torch_over_rows_and_dense_weights() -> None:
@@ -310,14 +272,6 @@ def scaled_training_until(count: int, broken: int = -1) -> TieredEmbeddingBag:
     return embeddings
 
 
-def test_a_scaler_is_told_when_rows_have_no_gradients() -> None:
-    embeddings, scaler = made(SGD()), torch.amp.GradScaler("cpu")
-    scaler.scale(torch.ones(()))
-    for _ in embeddings.look_ahead(BATCHES[:1]):
-        with pytest.raises(ValueError, match=r"expected gradients of the current batch, got none. Call loss.backward"):
-            scaler.step(embeddings.optimizer)
-
-
 def test_unused_gradients_are_an_error_also_after_a_scaler_looked() -> None:
     embeddings, scaler = made(SGD()), torch.amp.GradScaler("cpu", init_scale=4.0)
 
@@ -397,12 +351,3 @@ def test_a_deferred_sum_decays_its_row_once(optimizer: RowOptimizer) -> None:
                 position += 1
             weights, state, earlier = copy, copied, None
         assert position == 9
-
-
-def test_settings_reach_the_optimizer_and_nonsense_is_refused() -> None:
-    for name in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
-        assert row_optimizer(OptimizerConfig(name=name, lr=0.5, weight_decay=0.1)).decay_factor == np.float32(0.95)  # type: ignore[arg-type]
-    assert SGD(0.5).decay_factor == 1 and SGD(2.0, weight_decay=3.0).decay_factor == 0
-    assert Adagrad(weight_decay=0.2).at(0.5).weight_decay == 0.2
-    with pytest.raises(ConfigError, match="Adam: expected a finite weight_decay of at least 0, got -1"):
-        Adam(weight_decay=-1)

@@ -12,7 +12,6 @@ from support.helpers import table_states
 from support.skip_rules import Waits
 
 from adaptive import (
-    SGD,
     Adagrad,
     Batch,
     Counter,
@@ -20,7 +19,6 @@ from adaptive import (
     RowOptimizer,
     SkipConfig,
     TableConfig,
-    TierConfig,
     TieredEmbeddingBag,
     one_hot_batch,
 )
@@ -96,29 +94,6 @@ def test_waiting_for_one_visit_is_the_plain_run(optimizer: RowOptimizer) -> None
     np.testing.assert_array_equal(train(DeferOnce, optimizer, rows="40%", depth=2)[1], train(Plain, optimizer)[1])
 
 
-def test_without_skip_settings_nothing_is_deferred() -> None:
-    embeddings, weights = train(Defer, SGD(lr=0.1), skip=None, depth=1)
-    np.testing.assert_array_equal(weights, train(Plain, SGD(lr=0.1))[1])
-    assert embeddings.statistics.take().counts[:, Counter.DEFERRED_UPDATES].sum() == 0
-
-
-def test_deferring_loses_nothing_of_constant_gradients() -> None:
-    """The sum of all gradients is what a row moves by, however they were put off: what still waits is applied to
-    what is read. Gradients here are labels, small whole numbers, so sums are exact in any order."""
-
-    def moved(policy: type[Policy]) -> np.ndarray:
-        table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5, init_bound=0.0)
-        embeddings = TieredEmbeddingBag(
-            [table], TierConfig(device_rows="100%"), policy=policy, optimizer=SGD(lr=0.5), skip=SKIP
-        )
-        for planned in embeddings.look_ahead(batches(), depth=2):
-            (embeddings(planned)["t"].sum(1) * planned.labels).sum().backward()
-            embeddings.step()
-        return embeddings.rows.table_weights("t")
-
-    np.testing.assert_array_equal(moved(Defer), moved(Plain))
-
-
 def test_evaluation_sees_waiting_gradients_and_changes_nothing() -> None:
     embeddings, weights = train(Defer, Adagrad(lr=0.1))
     ids = np.arange(NUM_ROWS)[:, None]
@@ -136,12 +111,3 @@ def test_deferred_rows_stay_clean_and_are_counted() -> None:
     assert counts[Counter.SKIPPED_UPDATES] == deferred
     plain = train(Plain, Adagrad(lr=0.1), rows="40%", depth=2)[0].statistics.take().counts.sum(axis=0)
     assert counts[Counter.WRITTEN_BACK] <= plain[Counter.WRITTEN_BACK]
-
-
-@pytest.mark.parametrize(("device", "marks"), [("cpu", 0), ("cpu-torch", 1)])
-@pytest.mark.parametrize(("optimizer", "squares"), list(zip(OPTIMIZERS, (0, 5, 1, 6), strict=True)), ids=str)
-def test_bytes_of_sums_and_squares(optimizer: RowOptimizer, squares: int, device: str, marks: int) -> None:
-    """Of the sums of 100 hot rows, and on a torch device of the marks of those that wait."""
-    tier = TierConfig(device_rows="10%", device=device)
-    embeddings = TieredEmbeddingBag([TABLE], tier, policy=Defer, optimizer=optimizer, skip=SKIP)
-    assert embeddings.runtime.pipeline.tiered_groups[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)

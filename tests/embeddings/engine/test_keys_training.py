@@ -221,14 +221,6 @@ def test_reading_inserts_no_key_and_reads_the_row_of_keys_without_one() -> None:
     assert rows_by_key(embeddings) == before
 
 
-def test_keys_without_a_row_train_the_row_that_they_share() -> None:
-    batch = looking_up(7, 8)
-    embeddings, _ = train([key_table(admit=3)], [batch, batch], FAST, 0)
-    assert len(embeddings.rows.table_keys("item")) == 0
-    assert embeddings.rows.table_weights("item").any()
-    assert bool(embeddings(embeddings.read(batch))["item"].any())
-
-
 class EagerSlipstream(Slipstream):
     """Skips early and much."""
 
@@ -296,17 +288,6 @@ def test_batches_are_arranged_alike_by_any_look_ahead(name: str) -> None:
         _, other = train_arranged(name, batches, depth, **tier)
         assert other.losses == expected.losses and other.rows == expected.rows, (depth, tier)
         assert (other.counts == expected.counts).all()
-
-
-@pytest.mark.parametrize("size", ["1%", "10%"])
-def test_inputs_are_dropped_alike_with_few_rows_on_the_device(size: str) -> None:
-    batches = list(hot_batches(80))
-    skip = SkipConfig.model_validate({"rule": ARRANGING["predicted"][0]} | HOT_SOON)
-    _, expected = train(KEYED, batches, FAST, 0, policy=LRU, skip=skip)
-    for depth in (0, 1, 4, 8):
-        tier = TierConfig(device_rows=size, device="cpu", poison=True)
-        _, other = train(KEYED, batches, tier, depth, policy=LRUOnHost, skip=skip)
-        assert other.losses == expected.losses and other.rows == expected.rows
 
 
 def test_the_row_of_a_key_in_views() -> None:
@@ -398,23 +379,6 @@ def test_policies_learn_which_rows_lose_their_keys() -> None:
     assert embeddings.runtime.view.resident(np.arange(embeddings.runtime.view.num_rows)).sum() == len(policy.resident)
 
 
-def test_a_key_that_returns_starts_where_it_started() -> None:
-    """Its weights, its optimizer state and its records are those of a new key."""
-    table = key_table(expire=1, num_embeddings=4)
-    embeddings, trainee = TieredEmbeddingBag([table], FAST, optimizer=Adagrad(lr=0.1)), Trainee([table])
-    first: list[bytes] = []
-    for planned in embeddings.look_ahead(map(looking_up, [5, 5, 6, 6, 5]), depth=0):
-        vectors = embeddings(planned)
-        first.append(vectors["item"].detach().numpy().tobytes())
-        trainee.learn(vectors, planned.batch)
-        embeddings.step()
-    assert first[0] == first[4] != first[1]
-    expected = reference.initial_row(reference.table_key("item", 0), 5 + 2**63, 3, 1 / 2).tobytes()
-    assert first[0] == expected
-    tracker = embeddings.runtime.pipeline.tiered_groups[0].planner.tracker
-    assert sorted(tracker.accesses[tracker.seen_rows()]) == [1, 2]  # 5 once, 6 twice
-
-
 def test_a_full_table_may_stop_training() -> None:
     batches = [looking_up(1, 2, 3), looking_up(3, 4, 1)]
     with pytest.raises(InputError, match=r"table 'item': expected at most 3 keys, got 1 more in batch 1"):
@@ -444,10 +408,6 @@ def test_timestamps_that_cannot_be(batches: list[Batch], message: str) -> None:
     with pytest.raises(InputError, match=f"table 'item'.*{message}"):
         train_more_on(embeddings, Trainee([key_table()]), batches, 0)
     assert len(embeddings.rows.table_keys("item")) == len(batches) - 1
-
-
-def test_timestamps_may_jump_back_a_little() -> None:
-    train([key_table(expire="60s")], timed([500.0, 441.0, 440.0, 470.0]), FAST, 1)
 
 
 def test_a_loop_that_ends_early_leaves_tables_that_train_on() -> None:

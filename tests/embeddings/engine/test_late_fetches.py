@@ -18,7 +18,6 @@ from support.helpers import (
     after_sums,
     bags,
     one_table,
-    resident,
     sum_of,
     wait_for_look_ahead,
 )
@@ -52,21 +51,6 @@ def test_a_row_of_every_batch_gets_a_slot_once_one_is_idle(depth: int, device: s
         embeddings.step()
     assert in_slot[1:] == [number >= max(depth + 1, 2) for number in range(1, 13)]
     assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
-
-
-def test_a_late_row_is_fetched_when_its_batch_is_trained() -> None:
-    batches = [bags([0]), bags([7]), bags([7]), bags([7])]
-    embeddings = one_table(NUM_ROWS, "1", LRUOnHost)
-    for planned in embeddings.look_ahead(batches, depth=1):
-        wait_for_look_ahead(embeddings, planned, 1, len(batches))
-        plan = planned.works[0].plan
-        assert plan is not None
-        assert plan.moves.late_rows.tolist() == ([7] if planned.number == 2 else [])
-        assert plan.moves.late_slots.tolist() == ([0] if planned.number == 2 else [])
-        assert plan.moves.fetch_rows.tolist() == ([0] if planned.number == 0 else [])
-        sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
-        embeddings.step()
-    assert resident(embeddings) == {7: 0}
 
 
 # --- the same bits -------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 import gc
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,8 @@ from adaptive.batch import Batch
 from adaptive.embeddings.engine import lookahead, pipeline
 from adaptive.embeddings.planning import lookups
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import AdaptiveError, InputError, PolicyError
+from adaptive.errors import AdaptiveError, InputError
 from adaptive.policies.lru import LRU
-from adaptive.policy import InputPolicy, Policy, RowStats, TierView
 
 
 @pytest.fixture(autouse=True, params=["ahead", "in turn"])
@@ -81,17 +79,6 @@ def test_never_further_ahead_than_the_depth(depth: int, planning: str) -> None:
         assert embeddings.runtime.pipeline.next_number == min(planned.number + planned_ahead + 1, 12)
         # One more batch may have been read; it is planned when there is room for it.
         assert source.asked <= planned.number + depth + 2
-
-
-def test_with_depth_0_there_is_no_thread() -> None:
-    for _ in one_table().look_ahead(Source(3), depth=0):
-        assert look_ahead_threads() == []
-
-
-def test_a_second_look_ahead_goes_on_counting() -> None:
-    embeddings = one_table()
-    numbers = [planned.number for depth in (2, 0, 3) for planned in step_all(embeddings, Source(3), depth=depth)]
-    assert numbers == list(range(9))
 
 
 @pytest.mark.parametrize(("stop", "depth"), [(0, 4), (2, 0), (2, 1)])
@@ -197,36 +184,6 @@ def test_a_look_ahead_collected_as_garbage_in_its_own_thread() -> None:
     step_all(embeddings, [bags([2]), bags([3])], depth=1)
 
 
-class FailsToArrange(LRU, InputPolicy):
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        yield next(batches)
-        raise Failure("arranging")
-
-
-@pytest.mark.parametrize("depth", [0, 3])
-def test_an_error_in_arrange(depth: int) -> None:
-    embeddings = one_table(policy=FailsToArrange)
-    with pytest.raises(PolicyError, match=r"FailsToArrange\.arrange raised Failure: arranging") as error:
-        step_all(embeddings, Source(5), depth=depth)
-    assert isinstance(error.value.__cause__, Failure)
-    assert look_ahead_threads() == []
-
-
-class FailsToScore(Policy):
-    def score(self, rows: RowStats) -> np.ndarray:
-        if rows.step == 1:  # while slots are free, to see that it answers
-            return np.zeros(len(rows))
-        raise Failure("scoring")
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_an_error_in_score_contains_the_batch(depth: int) -> None:
-    embeddings, numbers = one_table(device_rows="3", policy=FailsToScore), list[int]()
-    with pytest.raises(PolicyError, match=r"FailsToScore\.score at batch 3 raised Failure: scoring"):
-        train_and_note(embeddings, Source(9), depth, numbers)
-    assert numbers == [0, 1, 2]
-
-
 @pytest.mark.parametrize("depth", [0, 3])
 def test_an_error_in_the_training_loop(depth: int) -> None:
     embeddings = one_table(device_rows="50%")
@@ -265,34 +222,6 @@ def test_after_a_fault_the_first_error_is_raised(
     next(coming)
     with pytest.raises(RuntimeError, match="the device is gone"):
         coming.close()
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_feedback_is_taken_in_under_the_lock_and_timed(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another thread moves rows because memory ran out, no policy is asked about them."""
-    embeddings, held = one_table(), list[bool]()
-    pipeline = embeddings.runtime.pipeline
-    take_in = pipeline.feedback.take_in
-    monkeypatch.setattr(
-        pipeline.feedback, "take_in", lambda *age: (held.append(pipeline.lock.held._is_owned()), take_in(*age))
-    )
-    step_all(embeddings, Source(5), depth=depth)
-    assert held == [True] * 5
-    assert pipeline.stopwatch.total_ms()["learn"] > 0
-
-
-def test_waiting_for_lookups_is_a_part_of_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings = one_table()
-    pipeline, start = embeddings.runtime.pipeline, embeddings.runtime.pipeline.lookups_ahead.start
-
-    def slowly(batch: Batch) -> Callable[[], list[lookups.Lookups]]:
-        found = start(batch)
-        return lambda: time.sleep(0.02) or found()
-
-    monkeypatch.setattr(pipeline.lookups_ahead, "start", slowly)
-    step_all(embeddings, Source(5), depth=2)
-    times = pipeline.stopwatch.total_ms()
-    assert 100 <= times["find"] <= times["plan"]
 
 
 def test_a_source_that_never_returns_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from contract import InParts
 from numpy.typing import NDArray
-from support.helpers import one_table
 from support.toy import ToyData, toy_config
 from support.toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, parts_of  # noqa: F401 (fixture)
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import NonFiniteError, PolicyError
+from adaptive.errors import NonFiniteError
 from adaptive.optim import SGD
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
@@ -25,7 +24,6 @@ from adaptive.training.components import build
 from adaptive.training.runs import train_run
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import IntervalRecord
-from adaptive.training.telemetry.recorder import Recorder
 from adaptive.training.trainer import Trainer
 
 # --- where sums are exact ----------------------------------------------------------------------------------------
@@ -109,23 +107,6 @@ def test_a_batch_runs_in_one_pass_if_no_part_can_start_early(depth: int) -> None
     assert_equal(*found)
 
 
-def test_the_loop_that_a_user_writes_is_the_trainers() -> None:
-    """Means weighted by the parts' shares, as `Planned.parts` says: the same to rounding."""
-    parts, toy = parts_of(policy="contract:InParts")
-    with parts.embeddings as embeddings:
-        for planned in embeddings.look_ahead(toy.train(32), depth=2):
-            parts.optimizer.zero_grad()
-            for part in planned.parts():
-                logits = parts.model(part.dense, embeddings.stack(part))
-                loss = nn.functional.binary_cross_entropy_with_logits(logits, part.labels)
-                (part.share * loss).backward()
-            parts.optimizer.step()
-            embeddings.step()
-        found = everything(parts)
-    for name, values in trained("contract:InParts").items():
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-6, err_msg=name)
-
-
 def test_what_is_recorded_is_of_the_whole_batch(tmp_path: Path, data: Any) -> None:
     data()
     summaries = {
@@ -164,25 +145,3 @@ def test_a_part_that_is_not_finite_updates_nothing(data: Any) -> None:
 
 
 # --- numbers of a policy -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("data")
-def test_the_numbers_of_a_policy_are_in_every_record(tmp_path: Path) -> None:
-    options = {"learn": 2, "capacity": 0.3}
-    summary = train_run(toy_config(policy="hotline", policy_options=options, out=str(tmp_path), depth=2))
-    records = [record for record in read_metrics(tmp_path / "metrics.jsonl") if isinstance(record, IntervalRecord)]
-    names = {"popular_rows", "seen_inputs", "popular_inputs"}
-    assert all(names <= set(record.policy) for record in records)
-    assert records[-1].policy["seen_inputs"] == 20 * 32 - 32 and records[-1].policy["popular_rows"] > 0
-    numbers = summary["policy_numbers"]
-    assert {name: numbers[name] for name in names} == {name: records[-1].policy[name] for name in names}
-    assert 0 < numbers["in_parts_share"] <= 1 and "policy reports: popular_rows" in summary["details"]
-
-
-class Misnamed(LRU):
-    reported = ("no_such_thing",)
-
-
-def test_a_number_that_is_not_there_is_named_before_training() -> None:
-    with pytest.raises(PolicyError, match=r"Misnamed\.reported: expected names of .* got .*no_such_thing"):
-        Recorder(one_table(policy=Misnamed))

@@ -29,7 +29,6 @@ from support.helpers import (
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.planning.books import DIRTY
 from adaptive.optim import Adagrad, RowOptimizer
 from adaptive.policies.hybrid import Hybrid
@@ -133,13 +132,6 @@ def test_reading_gives_the_tables_values_and_touches_nothing(policy: type[Policy
     assert np.array_equal(vectors["b"].detach().numpy(), embeddings.rows.table_weights("b")[ids])
 
 
-def test_rows_never_trained_read_as_their_initial_values() -> None:
-    embeddings = one_table()
-    vectors = embeddings(embeddings.read(bags([3], [])))["t"].detach().numpy()
-    assert np.array_equal(vectors[0], embeddings.rows.table_weights("t")[3])
-    assert vectors[1].tolist() == [0.0] * 4
-
-
 @pytest.mark.parametrize("policy", [LFU, LFUOnHost])
 @pytest.mark.parametrize("depth", [0, 3])
 def test_evaluation_during_training_changes_no_bit_and_no_count(policy: type[Policy], depth: int) -> None:
@@ -180,11 +172,6 @@ def test_a_read_batch_has_no_number_and_cannot_be_stepped() -> None:
     sum_of(embeddings(read)).backward()
     with pytest.raises(ValueError, match="expected gradients of the current batch, got none"):
         embeddings.step()
-
-
-def test_reading_checks_ids() -> None:
-    with pytest.raises(InputError, match=r"feature t, sample 1, position 0: expected ids .* of table t, got -1"):
-        one_table().read(bags([1], [-1]))
 
 
 # --- state ---------------------------------------------------------------------------------------------------------
@@ -235,25 +222,7 @@ def test_loading_replaces_all_that_was_there() -> None:
     assert all(np.array_equal(loaded[name], array) for name, array in fresh.rows.state_arrays().items())
 
 
-def test_arrays_that_do_not_fit_touch_no_books() -> None:
-    """`test_saving.py` has a table of wrong arrays, and looks at rows only."""
-    embeddings = build()
-    train(embeddings, TABLES, BATCHES[:5], 0)
-    arrays, before = embeddings.rows.state_arrays(), books(embeddings)
-    with pytest.raises(CheckpointError, match=r"rows1\.last_access: expected one, got none"):
-        embeddings.rows.load_state_arrays(
-            {name: array for name, array in arrays.items() if name != "rows1.last_access"}
-        )
-    assert same(books(embeddings), before)
-
-
 # --- host tier on disk ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", [Scattered, LFUOnHost])
-def test_memory_mapped_rows_equal_rows_in_memory(tmp_path: Path, policy: type[Policy]) -> None:
-    with build(policy, host=f"mmap:{tmp_path}/rows") as mapped:
-        train(mapped, TABLES, BATCHES, 2).assert_equals(train(build(policy), TABLES, BATCHES, 2))
 
 
 def test_two_embeddings_may_share_a_directory(tmp_path: Path) -> None:
@@ -263,12 +232,6 @@ def test_two_embeddings_may_share_a_directory(tmp_path: Path) -> None:
     second = one_table(device_rows="2", host=f"mmap:{tmp_path}")
     step_all(second, [bags([1]), bags([2]), bags([3])])
     assert np.array_equal(first.rows.table_weights("t"), before)
-
-
-def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"tier\.host: expected room for a file"):
-        one_table(host=f"mmap:{tmp_path}/file/rows")
 
 
 # --- view ----------------------------------------------------------------------------------------------------------

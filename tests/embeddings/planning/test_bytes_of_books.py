@@ -11,7 +11,6 @@ import pytest
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.build import size_engine
-from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.embeddings.planning.skipping import HotSet
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
@@ -34,20 +33,6 @@ def array_bytes(thing: Any) -> int:
 
 
 # --- bytes per row and slot ----------------------------------------------------------------------------------------
-
-
-def test_slots_of_all_rows_have_9_bytes_each() -> None:
-    starts = np.array([0, 9000])
-    slots = SlotTable(9000, starts, Tracker(9000))
-    assert slots.num_bytes == array_bytes(slots) == 9 * 9000
-
-
-def test_a_slot_has_at_most_24_bytes_of_books() -> None:
-    starts, tracker = np.array([0, 9000]), Tracker(9000)
-    small, large = SlotTable(1000, starts, tracker), SlotTable(5000, starts, tracker)
-    assert array_bytes(large) - array_bytes(small) <= 4000 * SLOT_BYTES
-    assert large.num_bytes <= 5000 * SLOT_BYTES
-    assert large.num_bytes == array_bytes(large)
 
 
 @pytest.mark.parametrize("capacity", [1, 5, 1000, 4096, 5000])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
-from adaptive.embeddings.planning.key_tables import LEAST_CELLS, LINES, LOAD, GroupKeys, key_bytes
+from adaptive.embeddings.planning.key_tables import LEAST_CELLS, LINES, LOAD, GroupKeys
 from adaptive.embeddings.planning.layout import make_groups, table_key
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.kernels.planning import keys as kernels
@@ -116,23 +116,6 @@ def test_a_key_gets_its_row_at_its_third_lookup() -> None:
     assert table.batch(3, [9, 6, 8, 9, 8, 9]) == {9: 2, 6: 3, 8: 0}
 
 
-def test_the_least_recently_used_keys_are_evicted_equal_ones_by_key() -> None:
-    table = Table(3)
-    table.batch(0, [7, -2, 4])
-    table.batch(1, [7])
-    assert table.batch(2, [1]) == {1: 2}  # the row of -2
-    assert table.books.row_keys[table.table.live_rows()].tolist() == [7, 1, 4]
-    rows = table.batch(3, [10, 11, 12, 13])
-    assert rows[13] == 0 and {rows[10], rows[11], rows[12]} == {1, 2, 3}
-    assert table.batch(4, [14, 11, 12, 15]) == {14: rows[10], 11: rows[11], 12: rows[12], 15: 0}  # its own keys stay
-
-
-def test_one_row_for_keys() -> None:
-    table = Table(1)
-    assert [table.batch(number, [key]) for number, key in enumerate(EXTREMES)] == [{key: 1} for key in EXTREMES]
-    assert table.batch(4, EXTREMES) == {-(2**63): 0, 2**63 - 1: 0, 0: 0, -1: 1}
-
-
 def test_keys_expire_at_sweeps_once_they_are_older() -> None:
     """Looked up in batch 2, with expire=32 and sweeps every second batch: alive at 34, gone at 36."""
     table = Table(expire=32)
@@ -174,26 +157,6 @@ def test_crafted_collisions_are_found_and_removed() -> None:
     assert sorted(table.batch(0, keys[:500]).values()) == list(range(1, 501))
     assert all(table.batch(1, keys[::2]).values())
     assert len(np.unique(other.table.hashes(keys) >> np.uint64(32))) > 590  # another seed, other homes
-
-
-def test_a_million_new_keys_in_one_batch() -> None:
-    size = 1_000_000
-    table = Table(size)
-    keys = np.random.default_rng(0).permutation(size) * np.int64(0x9E3779B97F4A7C1)
-    batch = Batch.of(item=(keys, [0, size]), labels=[1.0])
-    lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.latest)
-    assert np.array_equal(lookups.distinct.rows, np.arange(1, size + 1))
-    assert np.array_equal(table.find(keys[::-1].copy()), lookups.distinct.rows[::-1])
-    assert table.books.bytes_in_use <= 24 * size and key_bytes(table.group) <= 24 * size
-
-
-def test_a_billion_rows_cost_what_is_touched() -> None:
-    table = Table(10**9)
-    keys = np.arange(5000, dtype=np.int64)
-    batch = Batch.of(item=(keys, [0, 5000]), labels=[1.0])
-    lookups, _ = table.keys.prepare(DistinctFinder(table.group).find_lookups(batch), batch, 0, table.latest)
-    assert lookups.distinct.rows.tolist() == list(range(1, 5001))
-    assert table.books.bytes_in_use < 24 * 10_000
 
 
 def test_tables_of_a_group_have_their_own_keys() -> None:

@@ -140,16 +140,6 @@ def test_parts_written_out() -> None:
     assert np.allclose(change[:4, 0], [0, 10, 20, 100], atol=1e-5)
 
 
-def test_where_no_part_can_start_early_there_is_one_pass() -> None:
-    embeddings = one_table(device="cpu-torch")
-    for planned in embeddings.look_ahead([in_parts(bags([1, 2], [2], [3]), 2, 1)] * 3, depth=1):
-        assert list(planned.parts()) == [planned]
-        sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
-        embeddings.step()
-    found = embeddings.statistics.take()
-    assert (found.batches, found.batches_in_parts, found.batches_waited) == (3, 0, 0)
-
-
 def test_parts_without_backward_give_zero_and_a_second_one_adds() -> None:
     embeddings = one_table(optimizer=SGD(lr=1.0))
     before = embeddings.rows.table_weights("t")
@@ -178,15 +168,17 @@ class Schedule:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.early, self.stepped = list[int](), list[int]()
         self.waited_for = threading.Semaphore(0)
-        hand_over, wait = lookahead._Planning._hand_over, Pipeline.wait_for
+        wait = Pipeline.wait_for
 
-        def hand_over_and_stop(worker: lookahead._Planning, ready: ReadyBatch) -> None:
-            early = ready.arrived is not None and not ready.arrived.done()
-            if early:
+        def make(worker: lookahead._Planning) -> Iterator[ReadyBatch]:
+            def start_early_and_stop(ready: ReadyBatch) -> None:
                 self.early.append(ready.number)
-            hand_over(worker, ready)
-            while early and not worker._stopping and not self.waited_for.acquire(timeout=0.01):
-                pass
+                worker._queue.put(ready)
+                while not worker._stopping and not self.waited_for.acquire(timeout=0.01):
+                    pass
+
+            source = worker._pipeline, worker._batches, worker._depth
+            return lookahead._plan_and_move(*source, worker._wait_until_trained, start_early_and_stop)
 
         def go_on_and_wait(pipeline: Pipeline, ready: ReadyBatch) -> bool:
             early = ready.arrived is not None and not ready.arrived.done()
@@ -194,7 +186,7 @@ class Schedule:
                 self.waited_for.release()
             return wait(pipeline, ready) or early
 
-        monkeypatch.setattr(lookahead._Planning, "_hand_over", hand_over_and_stop)
+        monkeypatch.setattr(lookahead._Planning, "_make", make)
         monkeypatch.setattr(Pipeline, "wait_for", go_on_and_wait)
 
     def train(self, embeddings: TieredEmbeddingBag, batches: Sequence[Batch], depth: int) -> list[Planned]:

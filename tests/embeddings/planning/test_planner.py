@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.helpers import (
-    LFU,
     after_sums,
     bags,
-    featured,
     one_table,
     planner_of,
     resident,
@@ -20,12 +18,10 @@ from support.helpers import (
     wait_for_look_ahead,
 )
 
-from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.embeddings.planning.planner import swaps
-from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning.books import CHANGED, DIRTY, INITIAL
 from adaptive.policy import NEVER, Policy, RowStats
@@ -73,37 +69,6 @@ def test_rows_get_slots_in_the_order_of_their_first_lookup() -> None:
     assert written_back(plan) == {}
 
 
-def test_a_row_that_is_there_is_not_fetched_again() -> None:
-    _, planned = step_all(one_table(device_rows="5"), [bags([1, 2]), bags([2, 3])])
-    assert fetched(plan_of(planned)) == {3: 2}
-    assert plan_of(planned).pooling.locations.tolist() == [1, 2]
-
-
-def test_features_that_share_a_table_share_its_rows() -> None:
-    tables = [TableConfig(name="t", num_embeddings=9, embedding_dim=4, features=("seen", "bought"))]
-    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="100%", poison=True))
-    (planned,) = step_all(embeddings, [featured([[1, 2], [3]], [[2], [1, 1]])])
-    plan = plan_of(planned)
-    assert fetched(plan) == {1: 0, 2: 1, 3: 2}
-    assert plan.pooling.locations.tolist() == [0, 1, 2, 1, 0, 0]
-    # Vectors lie sample by sample: seen, bought of sample 0, then of sample 1.
-    assert plan.pooling.bag_vectors.tolist() == [0, 2, 1, 3]
-    assert plan.row_updates.vectors.tolist() == [0, 3, 3, 0, 1, 2]
-
-
-def test_tables_of_one_width_share_slots() -> None:
-    tables = [
-        TableConfig(name="a", num_embeddings=5, embedding_dim=4),
-        TableConfig(name="b", num_embeddings=5, embedding_dim=16),
-        TableConfig(name="c", num_embeddings=5, embedding_dim=4),
-    ]
-    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="100%", poison=True))
-    assert embeddings.table_names == ("a", "c", "b")
-    (planned,) = step_all(embeddings, [featured([[1]], [[2]], [[3]])])
-    assert fetched(plan_of(planned, 0)) == {1: 0, 5 + 3: 1}  # c's rows follow a's
-    assert fetched(plan_of(planned, 1)) == {2: 0}
-
-
 # --- rows leave ----------------------------------------------------------------------------------------------------
 
 
@@ -113,16 +78,6 @@ def test_the_lowest_score_leaves_and_is_written_back() -> None:
     assert written_back(plan_of(planned)) == {1: 1}
     assert fetched(plan_of(planned)) == {4: 1}
     assert resident(embeddings) == {2: 0, 3: 2, 4: 1}
-
-
-def test_among_equal_scores_the_first_slot_leaves() -> None:
-    *_, planned = step_all(one_table(device_rows="3", policy=LFU), [bags([2, 1, 3]), bags([4, 5])])
-    assert written_back(plan_of(planned)) == {2: 0, 1: 1}
-
-
-def test_rows_of_the_batch_itself_never_leave() -> None:
-    *_, planned = step_all(one_table(device_rows="3", policy=HighRowsStay), [bags([1, 2, 3]), bags([1, 4])])
-    assert written_back(plan_of(planned)) == {2: 1}
 
 
 def test_eviction_share_frees_more_slots_than_are_short() -> None:
@@ -360,14 +315,6 @@ def test_candidates_are_described_as_they_are() -> None:
     assert told.saturated.tolist() == [False] * 3
     assert np.isnan(told.update_size).all()
     assert not any(getattr(told, name).flags.writeable for name in ("rows", "accesses", "update_size", "resident"))
-
-
-def test_rows_of_all_tables_are_numbered_through() -> None:
-    policy = Listens()
-    tables = [TableConfig(name=f"t{width}", num_embeddings=5, embedding_dim=width) for width in (4, 16)]
-    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="20%", eviction_share=0), policy=policy)
-    step_all(embeddings, [featured([[1]], [[2]]), featured([[3]], [[4]])])
-    assert [(told.rows.tolist(), told.table.tolist()) for told in policy.heard] == [([1], [0]), ([5 + 2], [1])]
 
 
 def test_candidates_on_the_host_know_their_next_access() -> None:

@@ -10,27 +10,15 @@ import pytest
 from contract import DropsOdd, row_stats
 from numpy.typing import NDArray
 from support.helpers import bags, one_table, step_all
-from support.skip_rules import LeaveOut, Waits, everything
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
-from adaptive.errors import ConfigError, InputError, PolicyError
+from adaptive.errors import PolicyError
 from adaptive.plugins import load_policy_class
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import Drop
 from adaptive.policy import InputPolicy, InputRule, Policy, RowStats, SkipRule, TierView
-
-
-@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32, np.float64])
-def test_any_real_numbers_are_scores(dtype: type) -> None:
-    class Scores(Policy):
-        def score(self, rows: RowStats) -> NDArray[Any]:
-            return np.ones(len(rows), dtype)
-
-    scores = PolicyCaller(Scores()).score(row_stats(3))
-    assert scores.dtype == np.float64
-    assert scores.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("policy", ["lfu", "lru"])
@@ -85,24 +73,6 @@ def test_a_message_names_policy_method_batch_and_row() -> None:
     )
 
 
-def test_there_is_a_hot_set_if_a_rule_may_skip_or_defer_updates() -> None:
-    policy = LRU()
-    for rule, skips, defers in [
-        (None, False, False), (LeaveOut(everything), True, False), (Waits(most=3), True, True), (Drop(), False, False),
-    ]:  # fmt: skip
-        policy.rule = rule
-        assert (PolicyCaller(policy).skips, PolicyCaller(policy).defers) == (skips, defers)
-
-
-def test_an_error_of_another_kind_is_the_policys() -> None:
-    class Refuses(LRU):
-        def score(self, rows: RowStats) -> NDArray[Any]:
-            raise ConfigError("another device")
-
-    with pytest.raises(PolicyError, match=r"Refuses.score at batch 0 raised ConfigError: another device"):
-        PolicyCaller(Refuses()).score(row_stats(1))
-
-
 class LeavesInScore(LRU):
     def score(self, rows: RowStats) -> NDArray[Any]:
         sys.exit(3)
@@ -145,16 +115,6 @@ class FailsToArrange(LRU, InputPolicy):
 def test_a_policy_that_cannot_arrange_is_a_policy_error(policy: type[Policy], depth: int) -> None:
     with pytest.raises(PolicyError, match=rf"policy {policy.__name__}\.arrange"):
         step_all(one_table(policy=policy), [bags([1]), bags([2])], depth=depth)
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_source_that_fails_is_not_blamed_on_the_policy(depth: int) -> None:
-    def source() -> Iterator[Batch]:
-        yield bags([1])
-        raise OSError("disk on fire")
-
-    with pytest.raises(OSError, match="disk on fire"):
-        step_all(one_table(), source(), depth=depth)
 
 
 class LosesSamples(LRU, InputPolicy):
@@ -284,20 +244,3 @@ def test_batches_have_the_size_that_the_rule_wants(share: float, sizes: list[int
     rule.batch_share = share
     done = step_all(one_table(policy=LRU, skip=rule), [bags([1], [2], [3], [4])] * 4)
     assert [planned.num_samples for planned in done] == sizes
-
-
-def test_what_is_no_batch_is_named() -> None:
-    for policy in (LRU, Passes):
-        with pytest.raises(InputError, match=r"expected an adaptive\.Batch, got tuple"):
-            step_all(one_table(policy=policy), [(1, 2)])  # type: ignore[list-item]
-
-
-def test_regrouped_batches_are_what_is_trained() -> None:
-    class Halves(LRU, InputPolicy):
-        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-            for batch in batches:
-                for sample in range(batch.num_samples):
-                    yield batch.take(np.array([sample]))
-
-    done = step_all(one_table(policy=Halves), [bags([1], [2]), bags([3], [4])], depth=2)
-    assert [planned.batch.ids.tolist() for planned in done] == [[1], [2], [3], [4]]

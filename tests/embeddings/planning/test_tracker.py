@@ -7,20 +7,10 @@ import pytest
 
 from adaptive.counters import Counter
 from adaptive.embeddings.planning import books as books_module
-from adaptive.embeddings.planning.books import MANY_ROWS, RECORD, SlotTable, Tracker
+from adaptive.embeddings.planning.books import SlotTable, Tracker
 from adaptive.kernels.planning import books
 from adaptive.kernels.planning.books import Entered
 from adaptive.kernels.planning.lookups import Distinct
-
-
-def test_a_record_is_8_bytes_and_its_columns_are_views() -> None:
-    tracker = Tracker(5)
-    assert RECORD.itemsize == 8
-    assert (tracker.num_bytes, Tracker(5, keeps_norms=True).num_bytes) == (40, 60)
-    for name, column in (("code", tracker.codes), ("accesses", tracker.accesses)):
-        assert np.shares_memory(column, tracker.records)
-        column[3] = 7
-        assert tracker.records[name].tolist() == [0, 0, 0, 7, 0]
 
 
 @pytest.mark.parametrize("num_slots", [1, 4])
@@ -48,13 +38,6 @@ def test_gather_after_touching(num_slots: int) -> None:
     assert tracker.update_norm is not None and tracker.update_norm.tolist() == [0, 0, 0.75, 1]
 
 
-def test_norms_that_nobody_asks_for_are_dropped() -> None:
-    tracker = Tracker(4)
-    tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
-    tracker.forget()
-    assert tracker.update_norm is None
-
-
 def test_codes_on_the_host_hold_both_facts() -> None:
     """Rows 0 and 1 are stored on the host, rows 1 and 2 were used, by batches 6 and 0."""
     tracker = Tracker(4)
@@ -68,17 +51,6 @@ def test_codes_on_the_host_hold_both_facts() -> None:
     most = np.array([books.MOST_BATCHES + 1], np.int32)
     tracker.set_last_access(everything[:1], most)
     assert slots.last_access(everything[:1]) == most and tracker.has_values(everything[:1])
-
-
-def test_very_many_records_are_zeros_that_can_be_written() -> None:
-    """They lie in a mapping of their own; see also the table of a billion rows in test_bytes_of_books.py."""
-    tracker = Tracker(MANY_ROWS, keeps_norms=True)
-    rows = np.array([0, MANY_ROWS - 1])
-    tracker.add_norms(rows, np.array([1, 2], np.float32))
-    tracker.codes[rows] = -1
-    assert tracker.update_norm is not None and tracker.update_norm[rows].tolist() == [1, 2]
-    assert tracker.changed_rows().tolist() == rows.tolist()
-    assert tracker.num_bytes == 12 * MANY_ROWS
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])

@@ -68,23 +68,6 @@ def rows(*numbers: int) -> Int64s:
 # --- a file of records -----------------------------------------------------------------------------------------------
 
 
-def test_weights_and_state_of_a_row_are_adjacent(host: FileHost) -> None:
-    host.write(rows(7, 2), np.array([[1, 2, 3], [5, 6, 7]], np.float32), np.array([[4], [8]], np.float32))
-    assert np.frombuffer(os.pread(host._fd, 16, 7 * 16), np.float32).tolist() == [1, 2, 3, 4]
-    assert np.frombuffer(os.pread(host._fd, 16, 2 * 16), np.float32).tolist() == [5, 6, 7, 8]
-    weights, state = host.read(rows(2, 7, 2))
-    assert weights.tolist() == [[5, 6, 7], [1, 2, 3], [5, 6, 7]] and state.tolist() == [[8], [4], [8]]
-
-
-def test_rows_are_moved_between_arrays(host: FileHost) -> None:
-    weights, state = values(host, 10)
-    host.copy_in(rows(30, 3, 31), weights, state, rows(0, 4, 9))
-    to_weights, to_state = np.zeros((5, 3), np.float32), np.zeros((5, 1), np.float32)
-    host.copy_out(rows(31, 3), to_weights, to_state, rows(1, 4))
-    assert np.array_equal(to_weights[[1, 4]], weights[[9, 4]]) and np.array_equal(to_state[[1, 4]], state[[9, 4]])
-    assert not to_weights[[0, 2, 3]].any() and not to_state[[0, 2, 3]].any()
-
-
 def test_near_rows_are_read_in_one_call_neighbors_written(tmp_path: Path) -> None:
     host = FileHost(group(10_000), RowwiseAdagrad(), tmp_path)  # 16 bytes a row, 256 rows a page
     weights, state = values(host, 4)
@@ -188,11 +171,6 @@ def test_all_blocks_of_a_page_are_allocated_before_use_in_place(
         mapped.store_initial(rows(9))
 
 
-def test_a_tier_that_only_copies_has_no_rows_in_place(host: FileHost) -> None:
-    assert host.weights.shape == (0, 3) and host.state.shape == (0, 1)
-    assert host.num_bytes == (50 * 12, 50 * 4)
-
-
 def test_a_billion_rows_take_the_disk_of_those_stored(tmp_path: Path) -> None:
     tables = make_groups([TableConfig(name="t", num_embeddings=10**9, embedding_dim=16)], 0)[0]
     for in_place in (False, True):
@@ -265,13 +243,6 @@ def fill_disk(host: HostTier) -> None:
     full = os.open("/dev/full", os.O_RDWR)
     os.dup2(full, host._fd)
     os.close(full)
-
-
-@needs_full_disk
-def test_a_full_disk_is_an_error(host: FileHost) -> None:
-    fill_disk(host)
-    with pytest.raises(StorageError, match=r"No space left on device.*Free space, or choose another folder"):
-        host.write(rows(1), *values(host, 1))
 
 
 @needs_full_disk
@@ -355,24 +326,6 @@ def test_training_on_a_file_equals_training_in_memory(
             results.append(train(embeddings, TABLES, batches, depth))
             assert (sum(embeddings.statistics.host_io().values()) == 0) == (place == "memory")
     results[0].assert_equals(results[1])
-
-
-@pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost])
-def test_a_checkpoint_of_rows_in_memory_loads_into_a_file_and_back(tmp_path: Path, policy: type[Policy]) -> None:
-    batches = random_batches(TABLES, 12, seed=3, samples=4)
-    arrays = []
-    for places in (("memory", "memory"), ("memory", f"mmap:{tmp_path}"), (f"mmap:{tmp_path}", "memory")):
-        saved: dict[str, Any] = {}
-        for place, part in zip(places, (batches[:6], batches[6:]), strict=True):
-            tier = TierConfig(device_rows="80%", host=place, when_full="reduce_lookahead")
-            with TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=Adam()) as embeddings:
-                if saved:
-                    embeddings.rows.load_state_arrays(saved)
-                step_all(embeddings, part, depth=1)
-                saved = embeddings.rows.state_arrays()
-        arrays.append(saved)
-    for other in arrays[1:]:
-        assert all(np.array_equal(other[name], array) for name, array in arrays[0].items())
 
 
 def test_reads_and_writes_are_counted(tmp_path: Path) -> None:

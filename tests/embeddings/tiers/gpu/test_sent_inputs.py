@@ -84,14 +84,6 @@ def test_inputs_come_with_the_plan_and_belong_to_the_loop(
         assert_of(batch, *tensors)
 
 
-def test_a_batch_that_is_only_read_sends_inputs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    (batch,) = make_batches(1)
-    with opened() as embeddings, sends(monkeypatch) as sent:
-        planned = embeddings.read(batch)
-        assert sent == [(5, 1), (5,)]
-        assert_of(batch, planned.dense, planned.labels, planned.extras)
-
-
 def test_in_ordinary_memory_a_loop_has_its_own_tensors() -> None:
     """It may write to them: a batch that comes again, in the next pass, is unchanged."""
     batch = bags([1], [2, 3]).mark_unshared()

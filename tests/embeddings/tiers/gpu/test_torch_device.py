@@ -23,7 +23,6 @@ from support.helpers import (
     Scattered,
     after_sums,
     bags,
-    featured,
     one_table,
     random_batches,
     step_all,
@@ -245,19 +244,6 @@ def test_bags_on_the_host_cross_as_vectors_others_row_by_row(monkeypatch: pytest
     assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [*warm, batch]))
 
 
-def test_under_hybrid_vectors_cross_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings = one_table(10, "auto", policy=Hybrid, device="cpu-torch")
-    initial = embeddings.rows.table_weights("t")
-    batches = [featured([[1, 2, 3], [4]]), featured([[], [4, 4]])]
-    with crossings(monkeypatch) as shapes:
-        for planned in embeddings.look_ahead(batches):
-            shapes.clear()
-            sum_of(embeddings(planned)).backward()
-            embeddings.step()
-            assert shapes == [(2, 4)]
-    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
-
-
 # --- how plans are cut -----------------------------------------------------------------------------------------------
 
 
@@ -323,14 +309,6 @@ def test_arrays_that_a_bags_number_implies_are_not_sent(
     row_locations, inverse, sent_vectors, sent_starts, scales = bag_arrays(pooling, pooling.row_locations)
     assert (len(sent_vectors), len(sent_starts), len(scales)) == (vectors, starts, 0)
     assert inverse is pooling.inverse and inverse.itemsize == 4 and row_locations is pooling.row_locations
-
-
-def test_a_host_row_crosses_once_for_all_its_lookups() -> None:
-    inverse, locations = np.array([0, 1, 1, 0, 1, 1], np.int32), np.array([2, ~5])
-    vectors, none = np.arange(3, dtype=np.int32), np.zeros(0, np.float32)
-    pooling = Pooling(3, vectors, np.array([0, 2, 5, 6]), np.zeros(3, np.int32), inverse, locations, none)
-    cut = send_pooling(pooling, ComputeLink(Mover(torch_streams())))
-    assert cut.crossing.tolist() == [5] and cut.bags is not None and cut.bags.row_locations.tolist() == [2, ~0]
 
 
 # --- Triton's kernels in the place of numba's ---------------------------------------------------------------
