@@ -123,12 +123,6 @@ class StatisticsCollector:
         counts = [asdict(tiered.host.io) for tiered in self._pipeline.tiered_groups]
         return {name: sum(count[name] for count in counts) for name in counts[0]}
 
-    @property
-    def hot_set_is_full(self) -> bool:
-        """True if the hot set of some group is full."""
-        skippers = [tiered.skipper for tiered in self._pipeline.tiered_groups]
-        return any(skipper is not None and skipper.hot.num_entries == skipper.hot.capacity for skipper in skippers)
-
     def device_rows_text(self) -> str:
         """Return one sentence with the number of device rows and the reason for it."""
         return self._sizes.text

@@ -400,15 +400,12 @@ class SlotTable:
         """The idle slots (n,) of a window whose keys do not exceed a bound, and their keys, in lists, in its order."""
         chunks, threads = window.chunks(len(self), self._tracker.threads), self._tracker.threads
         idle, keys = allocate(self._memory, (np.int64, len(self)), (np.uint64, len(self)))
-        ends, marks = np.empty(len(chunks), np.int64), np.empty((len(chunks), books.BLOCK), np.bool_)
+        ends = np.empty(len(chunks), np.int64)
         columns, until = (self.columns.used, *self._key_columns(order)), (window.oldest_held, bound)
         if threads > 1:
-            books.list_chunks(chunks, ends, marks, columns, *until, (idle, keys))
+            books.list_chunks(chunks, ends, columns, *until, (idle, keys))
         else:
-            ends[:] = [
-                books.list_idle(chunk, its_marks, columns, *until, (idle, keys))
-                for chunk, its_marks in zip(chunks, marks, strict=True)
-            ]
+            ends[:] = [books.list_idle(chunk, columns, *until, (idle, keys)) for chunk in chunks]
         return [
             (idle[first:end], keys[first:end]) for first, end in zip(chunks[:, 2].tolist(), ends.tolist(), strict=True)
         ]

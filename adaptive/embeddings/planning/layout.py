@@ -220,21 +220,6 @@ def make_groups(tables: Sequence[TableConfig], seed: int, share: Share | None = 
     return tuple(groups)
 
 
-def make_groups_without_keys(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
-    """Group the tables by width, dtype and rate.
-
-    Raises:
-        ConfigError: for a table with keys, which studies of rows do not support yet.
-    """
-    for table in tables:
-        if table.keys is not None:
-            raise ConfigError(
-                f"table {table.name!r}: expected ids that are rows, got keys. To study data with keys, give their rows "
-                "fixed numbers: set hash_rows or a vocabulary."
-            )
-    return make_groups(tables, seed)
-
-
 def _kind(table: TableConfig) -> tuple[object, ...]:
     return table.embedding_dim, table.lr_scale, table.dtype, table.rounding, table.keys is not None
 
