@@ -22,7 +22,8 @@ from adaptive.batch import Batch
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.parts import WholeStep
-from benchmarks.gpu.turns import Line, Measured, Point, Timing, TrainerLine, batches_needed
+from benchmarks.gpu.torchrec_pipeline import TorchRecPipeline
+from benchmarks.gpu.turns import Line, Measured, PipelineLine, Point, Timing, TrainerLine, batches_needed
 from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, open_variant
 from benchmarks.gpu.workloads import Workload, covering_batches
 from benchmarks.harness import Report, check_equal
@@ -143,6 +144,7 @@ class Comparison:
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
         kind = TrainerLine if isinstance(embeddings, Tiers) and embeddings.by_trainer else Line
+        kind = PipelineLine if isinstance(embeddings, TorchRecPipeline) else kind
         part = WholeStep(self.workload, self.accelerator, graph=isinstance(embeddings, Tiers) and embeddings.by_graph)
         return kind(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 

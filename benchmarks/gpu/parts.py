@@ -31,10 +31,10 @@ class WholeStep:
 
     def __init__(self, workload: Workload, accelerator: Accelerator, *, graph: bool = False) -> None:
         self._device = accelerator.device
-        self._model = workload.make_model(accelerator.device)
-        self._passes: Any = self._model
+        self.model = workload.make_model(accelerator.device)
+        self._passes: Any = self.model
         self._captures = graph and accelerator.is_gpu
-        self._optimizer = dense_optimizer(DenseOptimizerConfig(), self._model)
+        self.optimizer = dense_optimizer(DenseOptimizerConfig(), self.model)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return what `train` needs besides the embeddings' inputs; outside all timings."""
@@ -54,21 +54,21 @@ class WholeStep:
 
     def trainer(self, bag: TieredEmbeddingBag, *, log_every: int) -> Trainer:
         """Train the same as the command does, with a record every so many steps."""
-        return Trainer(bag, self._model, self._optimizer, recorder=Recorder(bag, log_every=log_every))
+        return Trainer(bag, self.model, self.optimizer, recorder=Recorder(bag, log_every=log_every))
 
     def _learn(self, dense: Tensor, labels: Tensor, pooled: Tensor) -> None:
         if self._captures:
             samples = dense.clone(), pooled.detach().clone().requires_grad_()
-            self._passes, self._captures = torch.cuda.make_graphed_callables(self._model, samples), False
+            self._passes, self._captures = torch.cuda.make_graphed_callables(self.model, samples), False
         loss = functional.binary_cross_entropy_with_logits(self._passes(dense, pooled), labels)
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        self.optimizer.step()
 
     def dense_alone(self, batch: Batch) -> Callable[[], None]:
         """Return the dense part's work on a batch, without embeddings: the floor of a step."""
         dense, labels = self.prepare(batch)
-        shape = (batch.num_samples, self._model.num_features, self._model.config.embedding_dim)
+        shape = (batch.num_samples, self.model.num_features, self.model.config.embedding_dim)
         pooled = torch.full(shape, 0.01, device=self._device, requires_grad=True)
 
         def work() -> None:

@@ -45,10 +45,11 @@ TINY = {  # sizes of a rehearsal, after those of the plan
         "rows=2000", "ids=2000", "dims=8", "batches=32", "heavy=16", "copy_megabytes=1", "rounds=1", "gigabytes=0.0008",
     ),
     "step": (
-        "gigabytes=0.0008", "dim=8", "batch=32", "batches=32", "check_samples=16", "rounds=1", "steps=1",
+        "gigabytes=0.0012", "dim=8", "batch=32", "batches=32", "check_samples=16", "rounds=1", "steps=1",
         "copy_megabytes=1",
     ),
 }  # fmt: skip
+COUNTS = {"gpu_tests_passed", "gpu_tests_failed"}
 Run = Callable[[str, float], Report]  # of a device and seconds
 
 
@@ -134,7 +135,7 @@ SMOKE = Stage("smoke", 60, pytest("tests/gpu", "tests/kernels/rows", "-m", "smok
 RUN = Stage("run", 80, commands(float32="tf32=false", TF32="tf32=true"))
 FLOAT32, ALL_PRECISIONS = "precisions=float32", "precisions=float32,tf32,bf16"
 ALL_BATCHES = "batches=2048,16384,65536"
-PEERS = "variants=device,device:graph=1,lru:10,lru:10:graph=1,fbgemm,fbgemm_cached:10"
+PEERS = "variants=device,device:graph=1,lru:10,lru:10:graph=1,fbgemm,fbgemm_cached:10,torchrec:10"
 COPIES = ("programs=64", "programs=1000000", "transfer=staged")  # as usual, one tile each, through buffers
 PLANS: dict[str, tuple[Stage, ...]] = {
     "smoke": (
@@ -230,12 +231,16 @@ def limit_of(seconds: float) -> float:
 
 
 def gather(plan: str, folder: Path) -> Report:
-    """Return the reports of the plan's stages in the folder, in order."""
-    report = Report()
-    for stage in PLANS[plan]:
-        path = folder / f"{stage.name}.json"
+    """Return the reports of the plan's stages in the folder, in order. Numbers of tests are added up."""
+    report, paths = Report(), {stage.name: folder / f"{stage.name}.json" for stage in PLANS[plan]}
+    for name, path in paths.items():
         if path.is_file():
-            report.merge(Report.load(path))
+            part = Report.load(path)
+            for all_numbers, numbers in ((report.ratios, part.ratios), (report.figures, part.figures)):
+                for count in COUNTS & numbers.keys() & all_numbers.keys():
+                    numbers[count] += all_numbers[count]
+            part.absent = {f"{what} ({name})": reason for what, reason in part.absent.items()}
+            report.merge(part)
     return report
 
 
@@ -247,7 +252,7 @@ def run(plan: str, only: list[str], device: str, seconds: float, folder: Path) -
         usual = stage.seconds if device == "cuda" else REHEARSAL * stage.seconds
         limit = min(usual, left / MARGIN)
         if limit < 5:
-            report = Report(absent={f"gpu {stage.name}": f"no time was left of {seconds:.0f} s"})
+            report = Report(absent={"everything": f"no time was left of {seconds:.0f} s"})
         else:
             report = stage.run(device, limit)
         report.notes.append(f"{stage.name}: {date.today().isoformat()}, `{_command()}`.")

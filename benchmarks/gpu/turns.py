@@ -19,6 +19,7 @@ from adaptive.embeddings.engine.statistics import Statistics
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.floors import Traffic, traffic
 from benchmarks.gpu.parts import WholeStep
+from benchmarks.gpu.torchrec_pipeline import TorchRecPipeline
 from benchmarks.gpu.variants import Spec, Tiers
 from benchmarks.gpu.workloads import NUM_TABLES, Workload
 from benchmarks.harness import cell_text, paired
@@ -135,7 +136,7 @@ class Line:
     ) -> None:
         self._accelerator, self._embeddings, self._part = accelerator, embeddings, part
         self._ours = embeddings if isinstance(embeddings, Tiers) else None
-        self._drained = depth + SPARE_STEPS if self._ours else 1
+        self._drained = depth + SPARE_STEPS if self._ours or isinstance(embeddings, TorchRecPipeline) else 1
         self.steps = steps
         self.phases_ms: list[list[float]] = []
         self._inputs = self._begin(batches, depth)
@@ -252,6 +253,26 @@ class TrainerLine(Line):
     def stop(self) -> None:
         self._wanted.put(0)
         self._thread.join()
+
+
+class PipelineLine(Line):
+    """The loop of TorchRec, which takes the next batches by itself."""
+
+    def _begin(self, batches: Sequence[Batch], depth: int) -> Iterator[tuple[Any, Any]]:
+        assert isinstance(self._embeddings, TorchRecPipeline)
+        self._pipeline = self._embeddings.pipeline(self._part.model, self._part.optimizer)
+        return iter([self._embeddings.prepare(batch) for batch in batches])
+
+    def _next(self, count: int) -> Iterator[tuple[Any, Any]]:
+        return self._inputs
+
+    def _train(self, inputs: Iterator[tuple[Any, Any]], steps: int) -> list[list[Any]]:
+        for _ in range(steps):
+            self._pipeline.progress(inputs)
+        return [[]] * steps
+
+    def stop(self) -> None:
+        self._pipeline.detach()
 
 
 def batches_needed(depth: int, steps: int, turns: int) -> int:

@@ -21,6 +21,7 @@ from adaptive.plugins import load_policy_class
 from adaptive.system import available_bytes
 from adaptive.training import dense_graph
 from benchmarks.gpu.accelerator import Accelerator
+from benchmarks.gpu.torchrec_pipeline import TorchRecPipeline
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
 from benchmarks.peers_fbgemm import FbgemmOnGpu
 from benchmarks.peers_torch import EmbeddingBags, Spans, torch_optimizer
@@ -95,13 +96,13 @@ class Spec:
     @property
     def title(self) -> str:
         parts = [TITLES.get(self.kind, self.kind)]
-        parts += [f"{self.share}%"] if self.is_staged or self.kind == "fbgemm_cached" else []
+        parts += [f"{self.share}%"] if self.is_staged or self.kind in CACHED else []
         return ", ".join(parts + [f"{name}={value}" for name, value in self.changes.items()])
 
     def memory_bytes(self, workload: Workload) -> tuple[int, int]:
         """(host, device) that it takes, about."""
         rows = workload.num_rows
-        if self.kind == "fbgemm_cached":
+        if self.kind in CACHED:
             return rows * workload.row_bytes, rows * workload.row_bytes * self.share // 100
         if not self.is_ours:
             everything = rows * 4 * workload.dim * TORCH_COPIES.get(workload.optimizer, 1)
@@ -115,7 +116,9 @@ TITLES = {
     "torch_host": "torch sparse on the CPU, dense part on the GPU",
     "fbgemm": "FBGEMM on the GPU",
     "fbgemm_cached": "FBGEMM, rows on the host under its cache, next batch prefetched",
+    "torchrec": TorchRecPipeline.name,
 }
+CACHED = ("fbgemm_cached", "torchrec")
 DEVICE = Spec("device")  # the reference: all rows in device memory
 
 
@@ -143,6 +146,8 @@ def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Em
     setup = workload.setup()
     if spec.is_ours:
         return Tiers(setup, spec, accelerator)
+    if spec.kind == "torchrec":
+        return TorchRecPipeline(setup, spec.share, accelerator.device, STORED)
     if spec.kind.startswith("fbgemm"):
         share = spec.share if spec.kind == "fbgemm_cached" else None
         return FbgemmOnGpu(setup, share, accelerator.device, STORED)

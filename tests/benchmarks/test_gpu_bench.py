@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_plan_on_the_cpu(plan: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.plans", plan, "--device", "cpu-torch", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=900)
     absent = json.loads((tmp_path / "results.json").read_text())["absent"]
-    assert not [name for name in absent if name not in GPU_ONLY and "FBGEMM" not in name], absent
+    assert not [name for name in absent if name.partition(" (")[0] not in GPU_ONLY and "FBGEMM" not in name], absent
     assert (tmp_path / "tables.md").read_text().count("\n| ") > 5
 
 
@@ -64,6 +65,24 @@ def test_a_plan_on_the_cpu(plan: str, tmp_path: Path) -> None:
 def timings(workload: Workload, wanted: dict[Spec, list[Point]], report: Report, seconds: float = 600) -> list[Timing]:
     comparison = Comparison(Accelerator("cpu-torch"), workload, EFFORT, report)
     return list(comparison.run(wanted, seconds=seconds))
+
+
+def test_torchrec_is_timed_or_left_out_with_the_reason() -> None:
+    report = Report()
+    timed = timings(SMALL, {Spec("torchrec", 10): [HERE]}, report)
+    if find_spec("torchrec") is None:
+        assert timed == [] and [text[:27] for text in report.absent.values()] == ["torchrec cannot be imported"]
+    else:
+        assert [one.spec.kind for one in timed] == ["torchrec"] and report.absent == {}
+
+
+def test_failures_of_all_stages_are_kept(tmp_path: Path) -> None:
+    for name in ("tests", "steps"):
+        failed = Report(ratios={"gpu_tests_failed": 1.0}, absent={"bench_gpu_suite": "late"})
+        failed.save(tmp_path / f"{name}.json")
+    report = plans.gather("flag-and-graph", tmp_path)
+    assert report.ratios == {"gpu_tests_failed": 2.0}
+    assert list(report.absent) == ["bench_gpu_suite (tests)", "bench_gpu_suite (steps)"]
 
 
 def test_variants_that_learn_differently_are_not_timed(

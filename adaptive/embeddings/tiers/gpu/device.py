@@ -1,8 +1,8 @@
 """`TorchDevice`: slots in the memory of a GPU, or of any torch device.
 
 Nothing in a training step waits for the device: the plan was sent ahead of time (`upload`), rows move on a separate
-stream (`transfer`, `mover`), and norms come back through pinned memory, to be read a fixed number of
-batches later. A batch that updates rows on the host (`misses = "host"`) waits for their gradients.
+stream (`transfer`, `mover`), and norms, if a policy or rule reads them, come back through pinned memory, to be used a
+fixed number of batches later. A batch that updates rows on the host (`misses = "host"`) waits for their gradients.
 
 Everything is bit-equal to `CpuDevice`, so to every other placement, depth and way of transfer. Nothing depends on
 timing: every sum has one order, and every measurement is used at a fixed age.
