@@ -1,6 +1,6 @@
 """Train a click model with tables in two tiers, a tenth of the rows on the device.
 
-`plain_loop.py` is the same model in plain torch: nine lines differ. Run: python examples/tiered_loop.py
+Comments that begin with `plain:` show the line of the same program in plain torch. Run: python examples/tiered_loop.py
 """
 
 import io
@@ -32,6 +32,7 @@ def collate(samples):
     user, item, category, history, weight, label = map(list, zip(*samples, strict=True))
     ids = {"item": item, "user": user, "category": category}
     ids = {name: bags([[row] for row in column]) for name, column in ids.items()} | {"history": bags(history)}
+    # plain: return ids, torch.tensor(weight), torch.tensor(label)
     return Batch.of(ids, labels=torch.tensor(label), extras={"weight": torch.tensor(weight)})
 
 
@@ -39,18 +40,24 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         tables = {name: nn.EmbeddingBag(rows, width, sparse=True) for name, (rows, width) in TABLES.items()}
+        # plain: self.tables = nn.ModuleDict(tables)
         self.tables = TieredEmbeddingBag.from_bags(tables, TierConfig(device_rows="10%"), optimizer=Adagrad(lr=0.05))
+        # plain: self.head = nn.Sequential(nn.Linear(104, 64), nn.ReLU(), nn.Linear(64, 1))
         self.head = nn.Sequential(nn.Linear(104, 64), nn.ReLU(), nn.Linear(64, 1)).to(self.tables.device)
 
     def forward(self, batch):
+        # plain: vectors = [table(*batch[name]) for name, table in self.tables.items()]
         vectors = list(self.tables(batch).values())
         return self.head(torch.cat(vectors, dim=1)).squeeze(1)
 
 
 def train(net, loader):
     dense = torch.optim.Adam(net.head.parameters(), lr=0.002)
+    # plain: sparse = torch.optim.Adagrad(net.tables.parameters(), lr=0.05)
     sparse = net.tables.optimizer
+    # plain: for batch, weight, label in loader:
     for batch in net.tables.look_ahead(loader):
+        # plain: loss = nn.functional.binary_cross_entropy_with_logits(net(batch), label, weight)
         loss = nn.functional.binary_cross_entropy_with_logits(net(batch), batch.labels, batch.extras["weight"])
         dense.zero_grad()
         sparse.zero_grad()
@@ -61,6 +68,7 @@ def train(net, loader):
 
 @torch.no_grad()
 def auc(net, loader):
+    # plain: logits, labels = map(torch.cat, zip(*[(net(batch), label) for batch, _, label in loader], strict=True))
     logits, labels = map(torch.cat, zip(*[(net(b), b.labels) for b in map(net.tables.read, loader)], strict=True))
     ranks = logits.argsort().argsort()[labels > 0].double() + 1
     positives = len(ranks)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from adaptive import Counter, TierConfig
 
@@ -51,19 +50,6 @@ def test_losses_and_rows_are_equal_at_any_placement_and_depth(example: Any, data
     assert results[0] == results[1] == results[2] == results[3]
     assert moved[0] > 1000 and moved[1] > 1000 and moved[2:] == [0, 0]
     assert np.isfinite(results[0][0]).all()
-
-
-def test_memory_trains_and_the_rest_of_the_gpt_starts_equal(example: Any, data: list[Any]) -> None:
-    memory = example.make_memory(ROWS, TierConfig(device_rows="10%"))
-    plain, trainer = example.Gpt(memory.device), example.Gpt(memory.device, memory)
-    initial = trainer.state_dict()
-    assert all(torch.equal(weight, initial[name]) for name, weight in plain.state_dict().items())
-    before = memory.rows.table_weights("ngrams").copy()
-    assert len(list(trainer.learn(data))) == STEPS
-    changed = (memory.rows.table_weights("ngrams") != before).any(axis=1)
-    looked_up = np.zeros(ROWS, np.bool_)
-    looked_up[np.concatenate([batch.ids for batch in data])] = True
-    assert (changed <= looked_up).all() and changed.sum() > 0.9 * looked_up.sum()
 
 
 @pytest.mark.nightly

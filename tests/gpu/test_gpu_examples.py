@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 CODE = {
     **{name: f"import runpy; runpy.run_path('examples/{name}.py', run_name='__main__')"
-       for name in ("quickstart", "own_loop", "tiered_loop")},
+       for name in ("quickstart", "tiered_loop")},
     "README": "exec(open('README.md').read().split('```python\\n')[1].split('```')[0])",
     "ngram_memory": "import sys; sys.path[:0] = ['examples']; "
                     "import ngram_memory; ngram_memory.main(rows=1_000_000, steps=20)",
