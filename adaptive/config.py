@@ -9,7 +9,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from adaptive.errors import ConfigError
@@ -122,17 +122,6 @@ Expiry = Annotated[int | str | None, BeforeValidator(parse_expiry)]
 
 
 MOST: Final = 2**48  # upper limit for counts of batches, samples or lookups: more is a mistake and overflows counters
-_MOST_NESTED: Final = 32
-
-
-def _clean(value: object, depth: int = 0) -> None:
-    if isinstance(value, str) and "\0" in value:
-        raise ValueError("expected text without NUL characters")
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    if depth > _MOST_NESTED:
-        raise ValueError(f"expected values nested at most {_MOST_NESTED} deep")
-    for item in inner:
-        _clean(item, depth + 1)
 
 
 def explain(model: type[BaseModel], error: ValidationError, *, table: str = "", separator: str = "; ") -> str:
@@ -146,7 +135,7 @@ def explain(model: type[BaseModel], error: ValidationError, *, table: str = "", 
             continue  # a consequence of the other mistake
         text = (words.get(mistake["type"]) or reason(mistake)) + _meant(model, mistake)
         if mistake["loc"] and mistake["type"] not in words and isinstance(mistake["input"], str | int | float | None):
-            text += f", got {_shown(mistake['input'])}"
+            text += f", got {mistake['input']!r:.200}"
         texts.append(": ".join(filter(None, (place, text))))
     return separator.join(texts)
 
@@ -173,24 +162,8 @@ def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
     return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(model.model_fields)})"
 
 
-def _shown(value: object) -> str:
-    try:
-        return repr(value)[:200]
-    except ValueError:  # Python shows no whole number of more than 4300 digits
-        return "a number of thousands of digits"
-
-
-def _encodable(name: str) -> str:
-    """Check a table's name: initial values are computed from its UTF-8 bytes."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError("expected text that UTF-8 can encode") from None
-    return name
-
-
 class Config(BaseModel):
-    """Base of all settings: fixed keys, immutable, finite numbers, no NUL in text.
+    """Base of all settings: fixed keys, immutable, finite numbers.
 
     Raises:
         ConfigError: for every unknown key and bad value. `model_validate`, which reads files, raises pydantic's
@@ -201,10 +174,7 @@ class Config(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers know the fields of each class
 
-        def __init__(self, *unnamed: object, **values: Any) -> None:
-            if unnamed:
-                example = f"{type(self).__name__}({next(iter(type(self).model_fields))}={unnamed[0]!r})"
-                raise ConfigError(f"expected settings by name, got {unnamed[0]!r}. Write {example}.")
+        def __init__(self, **values: Any) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:
@@ -212,19 +182,11 @@ class Config(BaseModel):
 
         __init__.__pydantic_base_init__ = True  # tells pydantic that `model_validate` need not call it
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nul(cls, values: Any) -> Any:
-        for value in values.values() if isinstance(values, dict) else ():
-            if isinstance(value, str | list | tuple | dict):
-                _clean(value)
-        return values
-
 
 class TableConfig(Config):
     """One embedding table: name, size, the features that look it up, and their pooling."""
 
-    name: Annotated[str, AfterValidator(_encodable)] = Field(description="name in reports and TensorBoard")
+    name: str = Field(description="name in reports and TensorBoard")
     num_embeddings: int = Field(ge=1, le=2**40, description="number of rows; ids are in [0, num_embeddings)")
     embedding_dim: int = Field(ge=1, le=4096, description="width of a row in values")
     features: tuple[str, ...] = Field(

@@ -3,7 +3,6 @@
 No import happens before a class is used. Custom code raises anything: all of it becomes a `PolicyError`.
 """
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -30,7 +29,6 @@ Options = Mapping[str, Any]  # values of the parameters of a policy's or rule's 
 
 ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
-MODEL_ENTRY_POINTS = "adaptive.models"
 NO_RULE: Final = "off"  # the name that means: nothing is skipped
 PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+at_most=8
 
@@ -49,15 +47,10 @@ def installed_rules() -> dict[str, str]:
     return _installed(RULE_ENTRY_POINTS)
 
 
-def installed_models() -> dict[str, str]:
-    """Name -> `module:Class` of every installed custom model, without loading it."""
-    return _installed(MODEL_ENTRY_POINTS)
-
-
 CODE_SETTINGS: Final[Mapping[str, tuple[str, Callable[[], Mapping[str, str]]]]] = {
     "policy": ("--policy", installed_policies),
     "skip.rule": ("--skip", installed_rules),
-    "model": ("--model", installed_models),
+    "model": ("--model", dict),  # there are none
 }
 """Settings that may name code: their flag, and the installed names."""
 
@@ -155,7 +148,7 @@ def load_model_class(spec: str) -> "type[nn.Module]":
     """
     from torch import nn  # takes a second, for which listing policies need not wait
 
-    return _load_class(spec, "model", installed_models(), nn.Module, ConfigError)
+    return _load_class(spec, "model", {}, nn.Module, ConfigError)
 
 
 def _load_class(
@@ -188,19 +181,12 @@ def _load_class(
 
 
 def _choices(spec: str, installed: Mapping[str, str]) -> str:
-    """Alternatives for a spec without a class: classes of the file, or all names."""
+    """Alternatives for a spec without a class."""
     if "," in spec:
         return f"for several policies, run `adaptive-train compare --policies {spec}`"
-    if not spec.endswith(".py"):
-        return f"known: {', '.join(installed)}; or give module:Class or file.py:Class{suggestion(spec, installed)}"
-    try:
-        parsed = ast.parse(Path(spec).read_bytes())
-    except OSError as unread:
-        return f"give its class, {spec}:CLASS; the file cannot be read: {unread.strerror}"
-    except (SyntaxError, ValueError, RecursionError) as wrong:
-        return f"give its class, {spec}:CLASS; the file is not valid Python: {wrong}"
-    names = [f"{spec}:{node.name}" for node in parsed.body if isinstance(node, ast.ClassDef)]
-    return f"give its class: {' or '.join(names)}" if names else f"{spec} has no class"
+    if spec.endswith(".py"):
+        return f"give its class, {spec}:CLASS"
+    return f"known: {', '.join(installed)}; or give module:Class or file.py:Class{suggestion(spec, installed)}"
 
 
 def is_rule(spec: str) -> bool:

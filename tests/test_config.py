@@ -90,16 +90,6 @@ def test_a_misspelt_key_is_told_with_the_nearest_one(model: type[Config]) -> Non
     assert "pydantic" not in str(caught.value)
 
 
-def test_the_name_of_a_table_has_bytes() -> None:
-    with pytest.raises(ConfigError, match=r"name.*UTF-8 can encode, got '\\ud800'"):
-        TableConfig(name="\ud800", num_embeddings=1, embedding_dim=4)
-
-
-def test_settings_without_a_name_are_refused_with_an_example() -> None:
-    with pytest.raises(ConfigError, match=r"got '10%'\. Write TierConfig\(device_rows='10%'\)\."):
-        TierConfig("10%")  # type: ignore[call-arg, arg-type, misc]
-
-
 @every_config
 def test_every_setting_has_a_description(model: type[Config]) -> None:
     for name, setting in model.model_fields.items():

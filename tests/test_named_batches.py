@@ -97,7 +97,6 @@ def test_weights_of_one_feature_are_ones_elsewhere() -> None:
         ({"tags": ([1, 2], [1, 1, 1, 2])}, "expected offsets that rise"),
         ({"tags": ([1, 2], [0, 1, 1, 2], [1.0])}, r"expected 2 weights, as values, got shape \(1,\)"),
         ({"tags": ([1, 2],)}, "expected equal numbers of samples, got labels 3, tags 1"),
-        ({"tags": ([1, 2], [3], [0, 1])}, "feature tags: expected a list of 3 lists, or arrays .*, got a tuple of 3"),
         ({"tags": ([1, 2], [3, 4])}, r"expected offsets that rise .* A tuple is \(values, offsets"),
         ({"user": np.ma.masked_equal([1, 2, 3], 2)}, "feature user: expected values without a mask, got 1 masked"),
         ({"user": np.array([1, 2, 3], "M8[s]")}, r"feature user: expected integer ids, got datetime64"),

@@ -133,6 +133,8 @@ def test_a_changed_file_is_read_again(user_file: Path) -> None:
         ("users_policies:number", "users_policies has no class number derived from adaptive.Policy"),
         ("users_policies:Unfinished", "class Unfinished does not implement score"),
         ("missing.py:Mine", "policy file missing.py not found"),
+        ("missing.py", "give its class, missing.py:CLASS"),
+        ("lur", "known: "),
     ],
 )
 @pytest.mark.usefixtures("user_module")
@@ -140,30 +142,6 @@ def test_what_cannot_be_loaded_is_named(spec: str, message: str) -> None:
     with pytest.raises(PolicyError) as error:
         load_policy_class(spec)
     assert message in str(error.value)
-
-
-def test_an_unknown_name_lists_the_known_ones_and_the_other_ways() -> None:
-    with pytest.raises(PolicyError, match=r"known: .*lfu, lru, .*or give module:Class or file\.py:Class"):
-        load_policy_class("lur")
-
-
-def test_a_file_without_a_class_is_not_run_but_listed(tmp_path: Path) -> None:
-    path = tmp_path / "several.py"
-    path.write_text(
-        "from adaptive import Policy\nclass One(Policy): pass\nclass Two(Policy): pass\nraise SystemExit(5)\n"
-    )
-    for text, message in (
-        (None, f"give its class: {path}:One or {path}:Two"),
-        ("class Bad(:", "is not valid Python: "),
-        ("x = 1", "several.py has no class"),
-    ):
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(PolicyError) as error:
-            load_policy_class(str(path))
-        assert message in str(error.value)
-    with pytest.raises(PolicyError, match=r"CLASS; the file cannot be read: No such file"):
-        load_policy_class(str(tmp_path / "away.py"))
 
 
 def test_a_wrong_class_of_a_file_is_answered_with_the_right_ones(tmp_path: Path) -> None:

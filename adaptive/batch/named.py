@@ -172,11 +172,6 @@ def _of_lists(name: str, bags: Sequence[Array]) -> Bags:
 
 def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) -> Bags:
     what = f"feature {name}"
-    if len(value) == num_samples and _is_ambiguous(value):
-        raise InputError(
-            f"{what}: expected a list of {num_samples} lists, or arrays (values, offsets[, weights]), got a tuple of "
-            f"{num_samples} lists, which may be either. Pass list(...) for a list of ids for each sample, or arrays."
-        )
     ids, offsets = _ids(name, as_array(what, value[0])), _ids(name, as_array(what, value[1]), "offsets")
     has_end = len(offsets) > 0 and offsets[-1] == len(ids)
     if len(offsets) == num_samples or (num_samples is None and not has_end):  # as for nn.EmbeddingBag
@@ -194,16 +189,6 @@ def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) ->
         if weights.shape != ids.shape:
             raise InputError(f"feature {name}: expected {len(ids)} weights, as values, got shape {weights.shape}")
     return Bags(ids, sizes, weights)
-
-
-def _is_ambiguous(value: tuple[Any, ...]) -> bool:
-    """True if a tuple of integer lists without valid offsets may hold one bag per sample."""
-    if not all(isinstance(item, list) for item in value):
-        return False
-    ids, offsets = value[:2]
-    if len(offsets) == len(value) + 1 and offsets[0] == 0 and offsets[-1] == len(ids) and offsets == sorted(offsets):
-        return False
-    return all(isinstance(item, int | np.integer) for bag in value for item in bag)
 
 
 def _ids(name: str, array: Array, what: str = "ids") -> NDArray[np.int64]:

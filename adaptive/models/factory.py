@@ -24,7 +24,7 @@ from adaptive.models.model_settings import (
     ModelConfig,
     RowsConfig,
 )
-from adaptive.plugins import installed_models, load_model_class
+from adaptive.plugins import load_model_class
 
 OFFERED: Final = ("num_dense", "num_features", "embedding_dim", "inputs", "seed")
 M = TypeVar("M", bound=BaseModel)
@@ -113,11 +113,10 @@ def _check_one_width(config: DINConfig, inputs: Inputs) -> None:
 
 
 def _custom_class(name: str) -> type[nn.Module]:
-    if ":" not in name and name not in installed_models():
-        names = [*OPTIONS, *installed_models()]
+    if ":" not in name:
         raise ConfigError(
-            f"model: expected one of {', '.join(names)}, module:Class or file.py:Class, got {name!r}"
-            f"{suggestion(name, names)}"
+            f"model: expected one of {', '.join(OPTIONS)}, module:Class or file.py:Class, got {name!r}"
+            f"{suggestion(name, OPTIONS)}"
         )
     return load_model_class(name)
 

@@ -11,7 +11,7 @@ from adaptive.cli.app import main
 from adaptive.errors import ConfigError
 from adaptive.models.dense.base import Inputs
 from adaptive.models.factory import make_model, model_config
-from adaptive.plugins import CODE_SETTINGS, installed_models, load_model_class
+from adaptive.plugins import load_model_class
 from adaptive.training.settings import load_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_model.py"
@@ -131,14 +131,8 @@ def test_unknown_models_are_refused() -> None:
 
 
 def test_a_file_of_settings_names_no_code(tmp_path: Path) -> None:
-    assert CODE_SETTINGS["model"][1] is installed_models
     (tmp_path / "run.toml").write_text(f'model = "{EXAMPLE}:SumAndDot"\n')
     with pytest.raises(ConfigError, match=r"run.toml: model=.* code that only a file names is not run"):
         load_settings(file=tmp_path / "run.toml")
     actual, _ = load_settings(file=tmp_path / "run.toml", flags={"model": f"{EXAMPLE}:SumAndDot"})
     assert actual.model == f"{EXAMPLE}:SumAndDot"
-
-
-def test_installed_models_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.plugins.installed_models", lambda: {"mine": f"{EXAMPLE}:SumAndDot"})
-    assert load_model_class("mine").__name__ == "SumAndDot"
