@@ -4,8 +4,10 @@ The device tier takes the memory that is configured.
 """
 
 import gc
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from adaptive.policies.device import Device
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
+from adaptive.training.components import FUSED_ADAGRAD
+from adaptive.training.dense_graph import CudaGraphs
 from adaptive.training.trainer import Trainer
 from benchmarks.gpu.accelerator import open_accelerator
 
@@ -85,6 +89,7 @@ def test_a_step_alone_waits_once(device: str, dense: type[torch.optim.Optimizer]
 
 @pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
 def test_training_waits_in_no_step(device: str, dense: type[torch.optim.Optimizer]) -> None:
+    skip_if_not_fused(device, dense)
     training = Training(device, LRU, RowwiseAdagrad(), num_batches=45)  # two intervals of records
     running = training.open()
     with running.embeddings as embeddings, ExitStack() as waiting:
@@ -104,6 +109,7 @@ def test_training_waits_in_no_step(device: str, dense: type[torch.optim.Optimize
 def test_a_graph_gives_the_bits_of_its_operations(
     device: str, dense: type[torch.optim.Optimizer], bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    skip_if_not_fused(device, dense)
     training, results = Training(device, LRU, RowwiseAdagrad(), bf16=bf16, num_batches=20), []
     batches = training.batches()
     batches[6] = batches[6].take(np.arange(20))
@@ -121,6 +127,38 @@ def test_a_graph_gives_the_bits_of_its_operations(
                 running.losses.append(torch.tensor(trainer.recorder.loss))
                 results.append(running.numbers())
     assert_same(*results)
+
+
+def skip_if_not_fused(device: str, dense: type[torch.optim.Optimizer]) -> None:
+    if device == "cuda" and dense is torch.optim.Adagrad and torch.__version__ < FUSED_ADAGRAD:
+        pytest.skip(f"needs torch {FUSED_ADAGRAD}, whose Adagrad is fused on a GPU")
+
+
+@pytest.mark.smoke
+def test_a_graph_takes_the_memory_that_is_looked_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no recording runs out of it."""
+    if device != "cuda":
+        pytest.skip("nothing is recorded without a GPU")
+    looked_for, taken = [], []
+
+    class Noted(CudaGraphs):
+        def warm_up(self, work: Callable[[], object]) -> int:
+            looked_for.append(2 * super().warm_up(work))
+            return looked_for[0] // 2
+
+        def record(self, work: Callable[[], Any]) -> Any:
+            before = torch.cuda.memory_reserved()
+            result = super().record(work)
+            taken.append(torch.cuda.memory_reserved() - before)
+            return result
+
+    monkeypatch.setattr(adaptive.training.dense_graph, "graphs_of", lambda device: Noted())
+    training = Training(device, LRU, RowwiseAdagrad())
+    running = training.open()
+    with running.embeddings as embeddings:
+        optimizer = torch.optim.Adam(running.model.parameters(), fused=True)
+        Trainer(embeddings, running.model, optimizer).train(training.batches())
+    assert 0 < taken[0] <= looked_for[0]
 
 
 @pytest.mark.smoke
