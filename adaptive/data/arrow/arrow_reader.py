@@ -17,7 +17,7 @@ from adaptive.data.arrow.arrow_values import States, ValueReader, Values
 from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
 from adaptive.data.rows.rejects import BadLine
-from adaptive.data.rows.row_source import Block, Column, Position, Reading, RowFormat, RowReader, RowSource
+from adaptive.data.rows.row_source import Block, Column, PieceReader, Position, RowFormat, RowSource
 from adaptive.errors import ConfigError
 
 BATCH_ROWS = 1 << 14  # rows decoded at once: a few Arrow columns of this length fit the second-level cache
@@ -188,85 +188,60 @@ class ArrowSource(RowSource):
                 f"{self.pieces[piece].name}: expected columns of the data, got {error} (--with)"
             ) from error
 
-    def open_reader(self, reading: Reading) -> "ArrowReader":
-        return ArrowReader(self, reading)
+    def open_piece(self, start: Position, window: tuple[float, float]) -> "ArrowReader":
+        return ArrowReader(self, start, window)
 
 
-class ArrowReader(RowReader):
-    """Reads rows; see `RowReader`. Offsets of positions are numbers of rows in their piece."""
+class ArrowReader(PieceReader):
+    """Reads the rows of a piece. Offsets of positions are numbers of rows in it."""
 
-    def __init__(self, source: ArrowSource, reading: Reading) -> None:
-        self._source, self._start, self._left = source, reading.start, list(reading.pieces)
-        self._fillers = {form: Filler(form, reading.window) for form in dict.fromkeys(source.formats)}
-        self._batches: Iterator[Any] = iter(())
+    def __init__(self, source: ArrowSource, start: Position, window: tuple[float, float]) -> None:
+        form = source.formats[start.file]
+        self._number, self._piece, self._log = start.file, source.pieces[start.file], source.log
+        self._filler = Filler(form, window)
+        self._batches = self._piece.batches([column.name for column in form.columns])
         self._batch: Any = None
-        self._piece = reading.start.file
-        self._behind = 0  # bytes on disk of the finished pieces
-        self._is_open = False
-        self._used = reading.start.offset  # rows of the piece read so far
+        self._used = start.offset  # rows of the piece read so far
         self._at = 0  # of them, rows of the current batch
-        self._skipped = 0  # rows still to skip
+        self._skipped = start.offset  # rows still to skip
 
     def close(self) -> None:
-        self._batch, self._batches, self._left = None, iter(()), []
+        self._batch, self._batches = None, iter(())
 
     def position(self) -> Position:
-        return Position(self._piece, self._used, self._used + 1)
+        return Position(self._number, self._used, self._used + 1)
 
     def bytes_read(self) -> int:
-        if not self._is_open:
-            return self._behind
-        piece = self._source.pieces[self._piece]
-        return self._behind + piece.num_bytes * self._used // max(piece.num_rows, 1)
+        return self._piece.num_bytes * self._used // max(self._piece.num_rows, 1)
 
-    def read(self, block: Block) -> int:
-        row, room = 0, len(block.file_index)
+    def read(self, block: Block, row: int) -> int:
+        room = len(block.file_index)
         while row < room and (self._batch is not None or self._next_batch()):
             size = min(room - row, self._batch.num_rows - self._at, BATCH_ROWS)
             part = self._batch.slice(self._at, size)
             lines = np.arange(self._used + 1, self._used + size + 1)
-            with types.report_damage(self._source.pieces[self._piece].name):
-                rows, faults = self._fillers[self._source.formats[self._piece]].fill(part, block, row)
+            with types.report_damage(self._piece.name):
+                rows, faults = self._filler.fill(part, block, row)
             bad = []
             for at, cause, column in faults:
                 value = _text(part, column.name, at)
                 bad.append(BadLine(int(lines[at]), text.CAUSES[cause], column.name, value, value))
             block.columns.lines[row : row + len(rows)] = lines if len(rows) == size else lines[rows]
-            block.file_index[row : row + len(rows)] = self._piece
             row += len(rows)
             self._used, self._at = self._used + size, self._at + size
             if self._at == self._batch.num_rows:
                 self._batch = None
-            self._source.log.count(self._piece, self._used, bad)
-        block.num_rows = row
+            self._log.count(self._number, self._used, bad)
         return row
 
     def _next_batch(self) -> bool:
-        """Take the next record batch with rows, also of the next piece; return False at the end."""
-        while True:
-            batch = next(self._batches, None)
-            if batch is None:
-                if not self._next_piece():
-                    return False
-            elif batch.num_rows > self._skipped:
+        """Take the next record batch with rows that are not skipped; return False at the end."""
+        for batch in self._batches:
+            if batch.num_rows > self._skipped:
                 self._batch, self._at, self._skipped = batch, self._skipped, 0
                 return True
-            else:
-                self._skipped -= batch.num_rows
-
-    def _next_piece(self) -> bool:
-        if self._is_open:
-            self._behind += self._source.size([self._piece])
-        self._is_open = bool(self._left)
-        if not self._left:
-            self._source.log.check()
-            return False
-        self._piece = self._left.pop(0)
-        self._used = self._start.offset if self._piece == self._start.file else 0
-        self._skipped = self._used
-        columns = self._source.formats[self._piece].columns
-        self._batches = self._source.pieces[self._piece].batches([column.name for column in columns])
-        return True
+            self._skipped -= batch.num_rows
+        return False
 
 
 def _text(batch: Any, name: str, row: int) -> bytes:

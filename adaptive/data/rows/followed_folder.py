@@ -8,16 +8,15 @@ removed.
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from adaptive.batch import Batch
-from adaptive.data import PartRead
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, by_table, shape_of
+from adaptive.data.dataset import Changed, Dataset, by_table, shape_of
 from adaptive.data.open import ENDINGS, open_dataset
 from adaptive.data.rows.data_files import find_file, name_order, names_below
 from adaptive.data.rows.row_dataset import RowDataset
@@ -80,7 +79,7 @@ class Counts(NamedTuple):
         return cls(*(Counter(count()) for count in (dataset.rejects, dataset.out_of_range, dataset.truncated)))
 
 
-class FollowedFolder(Dataset):
+class FollowedFolder(Changed):
     """Both parts are the rows of the current file, at first the first one of the folder.
 
     The first file gives features, tables and the scales of dense inputs; all others must fit.
@@ -110,8 +109,7 @@ class FollowedFolder(Dataset):
         self._counts = Counts(Counter(), Counter(), Counter())
         self._identity: dict[str, Any] | None = None
         self._open(names[0])
-        for name in Dataset.__annotations__:
-            setattr(self, name, getattr(self._current, name))
+        super().__init__(self._dataset, lambda batch: batch)
 
     def _open(self, name: str) -> FollowedFile:
         path = self._folder / name
@@ -124,8 +122,8 @@ class FollowedFolder(Dataset):
             opened.follow(is_first=self._identity is None)
         except (ConfigError, InputError) as error:
             raise error if str(path) in str(error) else type(error)(f"{path}: {error}") from error
-        self._current, self._name, self._counted = by_table(opened), name, Counts.of(opened)
-        identity: dict[str, Any] = self._current.fingerprint()
+        self._dataset, self._name, self._counted = by_table(opened), name, Counts.of(opened)
+        identity: dict[str, Any] = self._dataset.fingerprint()
         (digest,) = identity.pop("files")
         if tables := identity.get("vocabularies"):
             raise ConfigError(
@@ -134,7 +132,7 @@ class FollowedFolder(Dataset):
             )
         if self._identity is None:
             self._identity = identity
-        elif shape_of(self._current) != shape_of(self) or identity != self._identity:
+        elif shape_of(self._dataset) != shape_of(self) or identity != self._identity:
             raise InputError(f"{path}: expected the columns of the first file, got others. Use equal columns.")
         self._digest = FollowedFile(name=name, bytes=digest["bytes"], sha256=digest["sha256"])
         return self._digest
@@ -192,18 +190,15 @@ class FollowedFolder(Dataset):
 
     def finish(self) -> None:
         """Add what was counted in the current file, whose rows are trained, to the counts of all files."""
-        counted = Counts.of(self._current)
+        counted = Counts.of(self._dataset)
         for total, now, before in zip(self._counts, counted, self._counted, strict=True):
             total.update(now - before)
         self._counted = counted
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         # Bad lines count once, however often they are read. Ids count each time, so only in the latest pass.
-        self._counted = Counts.of(self._current)._replace(rejects=self._counted.rejects)
-        return self._current.train(batch_size)
-
-    def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        return self._current.evaluation(batch_size)
+        self._counted = Counts.of(self._dataset)._replace(rejects=self._counted.rejects)
+        return self._dataset.train(batch_size)
 
     def num_train_samples(self) -> None:
         """Return None: files may still come."""
@@ -212,12 +207,6 @@ class FollowedFolder(Dataset):
         """Return the settings that choose rows and map values, which are equal for all files."""
         assert self._identity is not None
         return dict(self._identity)
-
-    def raw_values(self, columns: Sequence[str]) -> Callable[[Batch], list[Sequence[Any]]]:
-        return self._current.raw_values(columns)
-
-    def part_read(self) -> PartRead | None:
-        return self._current.part_read()
 
     def rejects(self) -> dict[str, int]:
         """Return the number of bad lines of the finished files; so do the others, with ids and sequences."""

@@ -85,22 +85,14 @@ def side_by_side(works: Iterable[Callable[[], Iterator[T]]], *, threads: int, mo
                 worker.join()
 
 
-class _Note(NamedTuple):
-    """The arguments of `RejectLog.count`."""
-
-    file: int
-    last_line: int
-    bad: list[BadLine]
-
-
 class _Notes(RejectLog):
     """Records the calls of the reader of one piece, for the consumer to repeat in order."""
 
     def __init__(self) -> None:
-        self.taken: list[_Note] = []
+        self.taken: list[tuple[int, int, list[BadLine]]] = []
 
     def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
-        self.taken.append(_Note(file, last_line, bad))
+        self.taken.append((file, last_line, bad))
 
     def check(self) -> None:
         """Do nothing: the log that counts all pieces checks the shares."""
@@ -110,7 +102,7 @@ class _Read(NamedTuple):
     """Some rows of a piece, and the calls of the log to make before using them."""
 
     block: Block
-    notes: list[_Note]
+    notes: list[tuple[int, int, list[BadLine]]]  # arguments of `RejectLog.count`
     num_bytes: int  # on disk, for these rows
 
 

@@ -172,23 +172,8 @@ class Position:
     line: int = 1
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The arguments of a reader; see `RowSource.reader`."""
-
-    pieces: tuple[int, ...]
-    start: Position
-    window: tuple[float, float]
-
-
-class RowReader(ABC):
-    """A reader of some pieces of a source, one after another; for one thread."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class PieceReader(ABC):
+    """Reads the rows of one piece of a source, from a position on; for one thread."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -199,15 +184,74 @@ class RowReader(ABC):
 
     @abstractmethod
     def bytes_read(self) -> int:
-        """Return the bytes on disk read so far, an estimate; at the end, those of all pieces."""
+        """Return the bytes of the piece on disk that were read so far, an estimate."""
 
     @abstractmethod
+    def read(self, block: Block, row: int) -> int:
+        """Fill a block from `row` on; return the row after the last one; less than there is room for only at the end.
+
+        Raises:
+            InputError: if the piece cannot be read, or too many rows are bad.
+        """
+
+
+class RowReader:
+    """Reads some pieces of a source, one after another; for one thread. See `RowSource.reader`."""
+
+    def __init__(
+        self, source: "RowSource", pieces: Sequence[int], start: Position, window: tuple[float, float]
+    ) -> None:
+        self._source, self._left, self._window = source, [piece for piece in pieces if piece >= start.file], window
+        self._position = start
+        self._behind = 0  # bytes on disk of the finished pieces
+        self._piece: PieceReader | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._left = []
+        if self._piece is not None:
+            self._piece.close()
+
+    def position(self) -> Position:
+        """Return the position of the next row."""
+        return self._position if self._piece is None else self._piece.position()
+
+    def bytes_read(self) -> int:
+        """Return the bytes on disk read so far, an estimate; at the end, those of all pieces."""
+        return self._behind + (0 if self._piece is None else self._piece.bytes_read())
+
     def read(self, block: Block) -> int:
         """Fill a block from its first row on; return its rows, fewer only at the end.
 
         Raises:
             InputError: if a file cannot be read, or too many rows are bad.
         """
+        row, room = 0, len(block.file_index)
+        while row < room and (self._piece is not None or self._next_piece()):
+            assert self._piece is not None
+            first, row = row, self._piece.read(block, row)
+            self._position = self._piece.position()
+            block.file_index[first:row] = self._position.file
+            if row < room:
+                self._behind += self._source.size([self._position.file])
+                self._piece.close()
+                self._piece = None
+        block.num_rows = row
+        return row
+
+    def _next_piece(self) -> bool:
+        if not self._left:
+            self._source.log.check()
+            return False
+        piece = self._left.pop(0)
+        start = self._position if self._position.file == piece else Position(piece)
+        self._piece = self._source.open_piece(start, self._window)
+        return True
 
 
 class Fingerprinted(Protocol):
@@ -295,10 +339,8 @@ class RowSource(ABC):
             start: position to begin at, in one of these pieces; earlier pieces are skipped.
             window: rows with a time outside [from, to) are skipped.
         """
-        start = start or Position(file=pieces[0] if pieces else 0)
-        left = tuple(piece for piece in pieces if piece >= start.file)
-        return self.open_reader(Reading(left, start, window))
+        return RowReader(self, pieces, start or Position(file=pieces[0] if pieces else 0), window)
 
     @abstractmethod
-    def open_reader(self, reading: Reading) -> RowReader:
-        """Open a reader; see `reader`."""
+    def open_piece(self, start: Position, window: tuple[float, float]) -> PieceReader:
+        """Open a reader of the piece `start.file`, from this position on."""

@@ -21,7 +21,7 @@ from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.data_files import DataFile, find_parts, open_file
 from adaptive.data.rows.rejects import BadLine, RejectLog
 from adaptive.data.rows.row_dataset import Opened
-from adaptive.data.rows.row_source import Block, Position, Reading, RowFormat, RowReader, RowSource
+from adaptive.data.rows.row_source import Block, PieceReader, Position, RowFormat, RowSource
 from adaptive.errors import ConfigError, InputError
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
@@ -63,36 +63,17 @@ class ByteStream:
                 if begin.startswith(magic):
                     raise InputError(f"{file.path}: expected text, plain or gzip, got {format_name}. {advice}")
             self._raw.seek(0)
-            self._gzip = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if is_gzip else None
+            self._stream = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if is_gzip else self._raw
         except BaseException:
             self._raw.close()
             raise
 
     def readinto(self, view: memoryview) -> int:
         """Read once into `view`; return the number of bytes, which is 0 only at the end."""
+        if self._stream is self._raw:
+            view = view[: self.file.size - self.offset]  # as when the data set was opened
         try:
-            count = self._read_gzip(view) if self._gzip is not None else self._read_plain(view)
-        except OSError as error:
-            raise InputError(
-                f"{self.file.path}: expected readable data at offset {self.offset}, got {error}. Check the disk."
-            ) from error
-        self.offset += count
-        return count
-
-    def _read_plain(self, view: memoryview) -> int:
-        left = self.file.size - self.offset
-        count = cast(int, self._raw.readinto(view[:left])) if left else 0  # type: ignore[attr-defined]
-        if not count and left:
-            raise InputError(
-                f"{self.file.path}: expected {self.file.size} bytes, as when the data set was opened, got "
-                f"{self.offset}. The file was truncated during the run: restore it and start again."
-            )
-        return count
-
-    def _read_gzip(self, view: memoryview) -> int:
-        assert self._gzip is not None
-        try:
-            return cast(int, self._gzip.readinto(view))  # type: ignore[attr-defined]
+            count = cast(int, self._stream.readinto(view))  # type: ignore[attr-defined]
         except EOFError as error:
             raise InputError(
                 f"{self.file.path}: expected more gzip data, got the end of the file at offset {self._raw.tell()}, "
@@ -103,11 +84,22 @@ class ByteStream:
                 f"{self.file.path}: expected gzip data, got damaged bytes before offset {self._raw.tell()}, after "
                 f"{self.offset} decompressed bytes ({error}). Fetch the file again."
             ) from error
+        except OSError as error:
+            raise InputError(
+                f"{self.file.path}: expected readable data at offset {self.offset}, got {error}. Check the disk."
+            ) from error
+        if self._stream is self._raw and len(view) and not count:
+            raise InputError(
+                f"{self.file.path}: expected {self.file.size} bytes, as when the data set was opened, got "
+                f"{self.offset}. The file was truncated during the run: restore it and start again."
+            )
+        self.offset += count
+        return count
 
     def skip_to(self, offset: int) -> None:
         """Go to a decompressed offset: by a seek in a plain file, by reading in a gzip file."""
         assert offset >= self.offset
-        if self._gzip is None:
+        if self._stream is self._raw:
             self._raw.seek(offset)
             self.offset = offset
         scratch = memoryview(bytearray(_SKIPPED_BLOCK))
@@ -122,8 +114,7 @@ class ByteStream:
         return self._raw.tell()
 
     def close(self) -> None:
-        if self._gzip is not None:
-            self._gzip.close()
+        self._stream.close()
         self._raw.close()
 
 
@@ -178,61 +169,53 @@ class TextSource(RowSource):
                 fields = next(csv.reader([text], delimiter=form.separator, **quoting), [])
                 yield [fields[place] if place < len(fields) else "" for place in places]
 
-    def open_reader(self, reading: Reading) -> "TextReader":
-        return TextReader(self, reading)
+    def open_piece(self, start: Position, window: tuple[float, float]) -> "TextReader":
+        return TextReader(self, start, window)
 
 
-class TextReader(RowReader):
-    """Reads rows of text files; see `RowReader`. Offsets count decompressed bytes."""
+class TextReader(PieceReader):
+    """Reads the rows of a text file. Offsets count decompressed bytes."""
 
-    def __init__(self, source: TextSource, reading: Reading) -> None:
-        self._source, self._window = source, reading.window
-        self._start, self._left = reading.start, list(reading.pieces)
-        self._file = -1
-        self._behind = 0  # bytes on disk of the finished files
-        self._stream: ByteStream | None = None
-        longest = max((form.max_line_bytes for form in source.formats), default=0)
-        self._bytes = bytearray(longest + len(_BOM) + source.chunk_bytes + 1)
+    def __init__(self, source: TextSource, start: Position, window: tuple[float, float]) -> None:
+        self._file, self._form, self._log = start.file, source.formats[start.file], source.log
+        self._chunk_bytes, self._layout = source.chunk_bytes, self._form.layout(*window)
+        self._bytes = bytearray(self._form.max_line_bytes + len(_BOM) + source.chunk_bytes + 1)
         self._data = np.frombuffer(self._bytes, np.uint8)
         self._faults = np.empty((_MAX_FAULTS, kernels.FAULT_SIZE), np.int64)
         self._cursor = np.zeros(kernels.CURSOR_SIZE, np.int64)
-        self._base = 0  # offset in the file of the buffer's first byte
+        self._cursor[kernels.LINE] = start.line
+        self._base = start.offset  # in the file, of the buffer's first byte
         self._filled = 0  # bytes in the buffer
         self._whole = 0  # of them, bytes of whole lines
         self._added = 0  # of them, bytes that are not in the file: the missing line feed of the last line
+        self._stream = ByteStream(source.pieces[start.file])
+        self._stream.skip_to(start.offset)
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self._stream.close()
 
     def position(self) -> Position:
-        if self._file < 0:
-            return self._start
         position, line = int(self._cursor[kernels.POSITION]), int(self._cursor[kernels.LINE])
         return Position(self._file, self._base + min(position, self._filled - self._added), line)
 
     def bytes_read(self) -> int:
-        return self._behind + (self._stream.bytes_read() if self._stream is not None else 0)
+        return self._stream.bytes_read()
 
-    def read(self, block: Block) -> int:
+    def read(self, block: Block, row: int) -> int:
         cursor = self._cursor
-        cursor[kernels.ROW] = 0
+        cursor[kernels.ROW] = row
         while cursor[kernels.ROW] < len(block.file_index):
-            if cursor[kernels.POSITION] >= self._whole and not self._next_lines():
+            if cursor[kernels.POSITION] >= self._whole and not self._fill():
                 break
-            first = int(cursor[kernels.ROW])
             cursor[kernels.NUM_FAULTS] = 0
             reason = kernels.tokenize(self._data, self._whole, self._layout, block.columns, self._faults, cursor)
-            block.file_index[first : cursor[kernels.ROW]] = self._file
             self._report(self._bad_lines())
             if reason == kernels.BAGS_FULL:
                 block.reserve_bags(len(block.columns.bag_keys) + 1)
-        block.num_rows = int(cursor[kernels.ROW])
-        return block.num_rows
+        return int(cursor[kernels.ROW])
 
     def _bad_lines(self) -> list[BadLine]:
-        form, bad = self._source.formats[self._file], []
+        form, bad = self._form, []
         for line, cause, column, start, stop in self._faults[: self._cursor[kernels.NUM_FAULTS]].tolist():
             text = bytes(self._bytes[start : min(stop, start + _KEPT_BYTES)]).rstrip(b"\r\n")
             name, value, num_columns = "", None, None
@@ -247,34 +230,11 @@ class TextReader(RowReader):
         return bad
 
     def _report(self, bad: list[BadLine]) -> None:
-        self._source.log.count(self._file, int(self._cursor[kernels.LINE]) - 1, bad)
-
-    def _next_lines(self) -> bool:
-        """Read whole lines into the buffer, also of the next file; return False at the end."""
-        while self._stream is not None or self._next_file():
-            if self._fill():
-                return True
-            self._behind += self._source.size([self._file])
-            self.close()
-        return False
-
-    def _next_file(self) -> bool:
-        if not self._left:
-            self._source.log.check()
-            return False
-        self._file = self._left.pop(0)
-        start = self._start if self._start.file == self._file else Position(self._file)
-        self._stream = ByteStream(self._source.pieces[self._file])
-        self._stream.skip_to(start.offset)
-        self._layout = self._source.formats[self._file].layout(*self._window)
-        self._cursor[kernels.POSITION], self._cursor[kernels.LINE] = 0, start.line
-        self._base, self._filled, self._whole, self._added = start.offset, 0, 0, 0
-        return True
+        self._log.count(self._file, int(self._cursor[kernels.LINE]) - 1, bad)
 
     def _fill(self) -> bool:
         """Read until there is a whole line; return False at the end of the file."""
         self._drop(self._whole)
-        max_line_bytes = self._source.formats[self._file].max_line_bytes
         searched = 0  # bytes of the buffer known to hold no line end
         while True:
             self._whole = self._bytes.rfind(b"\n", searched, self._filled) + 1
@@ -282,7 +242,7 @@ class TextReader(RowReader):
             if self._whole:
                 self._pass_over_start()
                 return True
-            if self._filled > max_line_bytes + len(_BOM):
+            if self._filled > self._form.max_line_bytes + len(_BOM):
                 self._skip_long_line()
                 searched = 0
             elif not self._read_chunk():
@@ -301,8 +261,7 @@ class TextReader(RowReader):
         self._cursor[kernels.POSITION] = 0
 
     def _read_chunk(self) -> int:
-        assert self._stream is not None
-        with memoryview(self._bytes)[self._filled : self._filled + self._source.chunk_bytes] as view:
+        with memoryview(self._bytes)[self._filled : self._filled + self._chunk_bytes] as view:
             count = self._stream.readinto(view)
         self._filled += count
         return count
@@ -310,7 +269,7 @@ class TextReader(RowReader):
     def _skip_long_line(self) -> None:
         """Reject the line in the buffer, which is too long, and read to its end."""
         line = int(self._cursor[kernels.LINE])
-        is_header = self._source.formats[self._file].header and line == 1
+        is_header = self._form.header and line == 1
         bad = [] if is_header else [BadLine(line, "overlong", "", bytes(self._bytes[:_KEPT_BYTES]))]
         end = 0
         while not end:
@@ -326,7 +285,7 @@ class TextReader(RowReader):
         """Skip the byte order mark and the header at the start of a file."""
         if self._base or self._cursor[kernels.LINE] > 1:
             return
-        if self._source.formats[self._file].header:
+        if self._form.header:
             self._cursor[kernels.POSITION] = self._bytes.index(b"\n") + 1
             self._cursor[kernels.LINE] = 2
         elif self._bytes.startswith(_BOM):
