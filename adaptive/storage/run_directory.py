@@ -129,7 +129,7 @@ class RunDirectory:
     def begin(self, **facts: Any) -> None:
         """Write `run.json` at the start; `facts`: configuration, fingerprint, device, and so on."""
         started = {"schema": SCHEMA, "status": "running", "start": _now(), "versions": versions()}
-        self.write(**started, **_holder(), **facts)
+        self.write(**started, **facts)
 
     def record_resume(self, *, step: int, ranks: Sequence[str] = (), **facts: Any) -> None:
         """Write `run.json` when a run is resumed after `step` steps.
@@ -145,7 +145,7 @@ class RunDirectory:
             stretch["of_finished"] = True
         resumed = [*earlier, {**stretch, "ranks": list(ranks)} if ranks else stretch]
         self.record = {**{name: value for name, value in self.record.items() if name not in over}, "schema": SCHEMA}
-        self.write(status="running", resumed=resumed, **_holder(), **facts)
+        self.write(status="running", resumed=resumed, **facts)
 
     def finish(self, summary: JsonObject) -> None:
         """Record that the run finished."""
@@ -293,11 +293,6 @@ def _walk(path: Path) -> Iterator[str]:
 
 
 # --- the lock ----------------------------------------------------------------------------------------------------
-
-
-def _holder() -> JsonObject:
-    """Return process and host, for the lock and the record."""
-    return {"pid": os.getpid(), "host": socket.gethostname()}
 
 
 def _now() -> str:

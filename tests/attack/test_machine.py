@@ -11,16 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 from support.attacks import Campaign, attack
 from support.forked import Nursery, train, trained
-from support.interrupted import POLICIES, assert_equal, config_of, interrupted, numbers, resume_run, run, small_world
+from support.interrupted import POLICIES, assert_equal, config_of, numbers
 
 from adaptive import system
-from adaptive.storage.checkpoint import Checkpoints, load_checkpoint
-from adaptive.training.components import first_batches
-from adaptive.training.runs import resuming
+from adaptive.storage.checkpoint import Checkpoints
 
 pytestmark = attack
 
@@ -189,21 +186,3 @@ def rows_in_files(policy: str, folder: Path) -> dict[str, Any]:
     tier = {"device_rows": "auto" if policy == "hybrid" else "40%", "host": f"mmap:{folder}"}
     model = {"embedding_dim": 64, "bottom_mlp": (8, 64), "top_mlp": (8, 1)}
     return {**SETTINGS, "policy": name, "policy_options": options, "tier": tier, "model_options": model}
-
-
-def test_a_resumed_run_keeps_its_number_of_device_rows(tmp_path: Path) -> None:
-    config = config_of("lru", save_every=4, tier={"device_rows": "auto"})
-    with small_world(num_train=256) as patch:
-        with interrupted(patch, "kill", 6):
-            run(tmp_path / "run", config)
-        before = load_checkpoint(tmp_path / "run/checkpoint-4").meta["progress"]["device_rows"]
-        patch.setattr(
-            resuming, "first_batches", lambda config, dataset: _few(config, dataset)
-        )  # of which less is needed
-        resume_run(tmp_path / "run")
-        after = load_checkpoint(tmp_path / "run/weights").meta["progress"]["device_rows"]
-    assert before and after == before
-
-
-def _few(config: Any, dataset: Any) -> list[Any]:
-    return [batch.take(np.arange(2)) for batch in first_batches(config, dataset)[:1]]

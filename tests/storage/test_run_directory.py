@@ -61,7 +61,7 @@ def test_record_of_a_finished_run(tmp_path: Path) -> None:
     assert record["config"] == {"policy": "lru"} and record["data"] == {"name": "synthetic"}
     assert record["device"] == "cpu" and record["summary"] == {"auc": 0.7}
     assert set(record["versions"]) == {"python", "adaptive-train", "torch", "numpy", "numba", "threads"}
-    assert record["pid"] == os.getpid() and record["start"] <= record["end"]
+    assert record["start"] <= record["end"]
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["run.json"]
 
 

@@ -2,13 +2,12 @@
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -18,10 +17,8 @@ from adaptive.distributed.peers import Peers
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_whole, write_shard
 from adaptive.storage.durable import write_failed
-from adaptive.storage.run_directory import LOCK, RunDirectory, newest_first
+from adaptive.storage.run_directory import RunDirectory, newest_first
 from adaptive.system import StopRequest, is_rank
-
-LATE_S: Final = 5.0  # seconds until a file that another machine wrote is visible on a shared file system
 
 
 @contextlib.contextmanager
@@ -140,33 +137,6 @@ def checkpoints_of(
 def path_of_first(directory: Path, peers: Peers) -> Path:
     """The first rank's directory."""
     return Path(peers.rows.gather_facts(str(directory.absolute()), "directory")[0])
-
-
-def require_shared_directory(directory: Path, peers: Peers) -> None:
-    """Raise OutputError on all ranks unless all see the directory of rank 0, by its lock."""
-    if peers.size == 1:
-        return
-    path, gather = path_of_first(directory, peers), peers.rows.gather_facts
-    holder = gather((path / LOCK).read_text() if peers.is_first else None, "lock")[0]
-    seen = gather(_sees(path / LOCK, holder), "lock")
-    if not all(seen):
-        blind = ", ".join(peers.names[rank] for rank, sees in enumerate(seen) if not sees)
-        raise OutputError(
-            f"expected run directory {path} of {peers.names[0]} on all ranks, got none on {blind}: every rank writes "
-            "its rows there. Use --out on a shared file system, or --set save=false"
-        )
-
-
-def _sees(file: Path, text: str) -> bool:
-    """Return True if the file has this text within `LATE_S` seconds."""
-    until = time.monotonic() + LATE_S
-    while True:
-        with contextlib.suppress(OSError, ValueError):
-            if file.read_text() == text:
-                return True
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
 
 
 def _load_together(path: Path, peers: Peers) -> Checkpoint:

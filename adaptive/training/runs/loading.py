@@ -68,10 +68,13 @@ class LoadedRun:
         return cast(TieredEmbeddingBag, self.components.embeddings)
 
     @property
+    def _data(self) -> Json:
+        return self.record.get("data") or {}
+
+    @property
     def schema(self) -> Json | None:
         """The schema of the run's files as JSON values; None for data without one."""
-        data = self.record.get("data")
-        return data.get("schema") if isinstance(data, dict) else None
+        return self._data.get("schema")
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[NDArray[np.float32]]:
         """Yield the predictions of each batch: probabilities (B,).
@@ -91,14 +94,12 @@ class LoadedRun:
     @property
     def vocabularies(self) -> Mapping[str, str]:
         """Table -> checksum of the run's vocabulary."""
-        recorded = self.record.get("data")
-        return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
+        return self._data.get("vocabularies") or {}
 
     @property
     def mapping(self) -> Json:
         """How values became rows and inputs in training (`mapping_of`)."""
-        recorded = self.record.get("data")
-        return mapping_of(recorded) if isinstance(recorded, dict) else {}
+        return mapping_of(self._data)
 
     def lacks_vocabulary(self) -> InputError:
         """The error for missing vocabularies."""

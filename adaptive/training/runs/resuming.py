@@ -13,9 +13,8 @@ from adaptive.config import TrainConfig, explain
 from adaptive.data.dataset import Dataset
 from adaptive.data.rows.vocabularies import INDEX
 from adaptive.distributed.peers import Peers
-from adaptive.embeddings.engine.build import choose_device
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
-from adaptive.plugins import make_policy, refuse_unnamed
+from adaptive.plugins import refuse_unnamed
 from adaptive.storage.checkpoint import Checkpoint, load_whole
 from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_directory import RECORD, RunDirectory, newest_first, read_record, versions, was_finished
@@ -32,7 +31,6 @@ from adaptive.training.runs.distributed import (
     facts_of,
     load_whole_together,
     reporting_errors,
-    require_shared_directory,
 )
 from adaptive.training.runs.following import refuse_following
 from adaptive.training.runs.loop import DataPosition
@@ -86,8 +84,6 @@ def resume_run(
         config = _lengthened(config_of(record, path), changed)
         _check_code(config, code, path)
         refuse_following(config, peers)
-        if config.save and peers is not None:
-            require_shared_directory(directory.path, peers)
         where, checkpoint, damaged = _load(path, peers)
         reached = saved_progress(checkpoint, where)
         with torch_settings(config):
@@ -100,7 +96,7 @@ def resume_run(
             resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
             if peers is not None:
                 peers.require_equal(facts_of(config, dataset) | resumed_from)
-            components = _build(_with_same_device_rows(config, reached), dataset, peers)
+            components = _build(config, dataset, peers)
             with components.embeddings:
                 restore(components, checkpoint, where)
                 dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
@@ -202,15 +198,6 @@ def _check_vocabulary(config: TrainConfig, record: Json, path: Path) -> None:
             f"expected the vocabularies of {', '.join(stored)} in {folder}, got no {INDEX} ({path}). Restore that "
             "folder"
         )
-
-
-def _with_same_device_rows(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
-    """Return settings that keep the current device rows of `device_rows=auto`."""
-    tier = config.tier
-    is_kept = tier.device_rows == "auto" and reached.device_rows and choose_device(tier.device).type == "cpu"
-    if not is_kept or make_policy(config.policy, config.policy_options).device_rows is not None:
-        return config
-    return config.model_copy(update={"tier": tier.model_copy(update={"device_rows": str(reached.device_rows)})})
 
 
 def _build(config: TrainConfig, dataset: Dataset, peers: Peers | None) -> Components:

@@ -290,11 +290,12 @@ class Run:
             return []
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         if self.config.tensorboard:
-            rows, directory = self._table_rows, self.directory.tensorboard
+            tables, skips = (self.directory.tensorboard, self._table_rows), self.components.embeddings.rule is not None
             if self.left:
-                sinks.append(TensorBoardView.resumed(directory, rows, self.directory.metrics, self.recorder.steps))
+                metrics, step = self.directory.metrics, self.recorder.steps
+                sinks.append(TensorBoardView.resumed(*tables, metrics, step, skips=skips))
             else:
-                sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
+                sinks.append(TensorBoardView(*tables, skips=skips))
         if self._stream is not None:
             sinks.append(Progress(self._stream, self._total_samples, self.recorder.totals))
         return sinks

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from adaptive.config import explain
 from adaptive.distributed.sharded_embedding_bag import Embeddings, ShardedEmbeddingBag
@@ -131,7 +131,6 @@ class SavedProgress(BaseModel):
     place: DataPosition
     recorder: RecorderState
     file_bytes: dict[str, int]
-    device_rows: int = Field(ge=0)
     evaluations: list[dict[str, Any]]
 
 
@@ -141,7 +140,6 @@ def content(components: Components, recorder: Recorder, loop: Loop) -> Checkpoin
         place=loop.place,
         recorder=recorder.state(),
         file_bytes=loop.file_bytes,
-        device_rows=components.embeddings.runtime.view.device_rows,
         evaluations=[to_json(record) for record in recorder.evaluations],
     )
     cuda = {f"{CUDA}{number}": state.numpy() for number, state in enumerate(torch.cuda.get_rng_state_all())}

@@ -30,7 +30,6 @@ from adaptive.training.runs.distributed import (
     directory_of,
     facts_of,
     reporting_errors,
-    require_shared_directory,
 )
 from adaptive.training.runs.following import refuse_following
 from adaptive.training.runs.rehearsal import rehearse
@@ -157,8 +156,6 @@ def train_run(
     refuse_following(config, peers)
     opened = partial(_run_directory, config, overwrite)
     with reporting_errors(peers), torch_settings(config), directory_of(peers, opened) as directory:
-        if config.save and peers is not None:
-            require_shared_directory(directory.path, peers)
         return _train_in(directory, config, stream, peers)
 
 

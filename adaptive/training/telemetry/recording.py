@@ -60,7 +60,7 @@ class Recording:
         self._directory.begin(own_loop=True, policy=policy, device=str(self._embeddings.device))
         self._recorder.sinks = [
             MetricsFile(self._directory.metrics),
-            TensorBoardView(self._directory.tensorboard, list(rows), list(rows.values())),
+            TensorBoardView(self._directory.tensorboard, rows, skips=self._embeddings.rule is not None),
         ]
         self._recorder.write(RunRecord(policy=policy, table_rows=rows, config="a custom loop"))
         return self

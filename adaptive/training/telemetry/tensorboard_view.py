@@ -37,62 +37,50 @@ from adaptive.training.telemetry.record import (
 )
 
 MAX_TABLES: Final = 32  # with separate tags
-OTHER: Final = "other"  # tag of the remaining tables together
+OTHER: Final = "(other tables)"  # tag of the remaining tables together
 PERCENTILES: Final = (5, 50, 95)  # of the tables' hit rates
 
 
 class TensorBoardView:
     """Writes records as TensorBoard events; failed writes never stop training.
 
-    `telemetry.record` defines the tags. Of more than 32 tables the smallest are shown together as "other". Counts of an
-    interval are shown per step, since the last interval may be shorter. Numbers of skipping start with the first
-    interval that has any, so runs that skip nothing have no flat lines.
+    `telemetry.record` defines the tags. Of more than 32 tables the smallest are shown together. Counts of an interval
+    are shown per step, since the last interval may be shorter.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        table_names: Sequence[str],
-        table_rows: Sequence[int] | None = None,
-        *,
-        purge_from: int | None = None,
+        self, directory: Path, table_rows: Mapping[str, int], *, skips: bool, purge_from: int | None = None
     ) -> None:
         """
         Args:
             directory: of the event file; created with the first record.
-            table_names: all tables of the model, in order.
-            table_rows: their numbers of rows, to choose the largest 32; default: the first 32 tables.
+            table_rows: all tables of the model, in order, with their numbers of rows.
+            skips: show numbers of skipping; without a skip rule they would be flat lines.
             purge_from: for a resumed run: hide events of earlier files from this step on.
         """
-        sizes = np.zeros(len(table_names)) if table_rows is None else np.asarray(table_rows)
-        assert len(sizes) == len(table_names), (len(sizes), len(table_names))
-        largest = np.argsort(-sizes, kind="stable")[:MAX_TABLES]
-        names = [table_names[table] for table in largest]
-        self._shown = {name: f"{name}_table" if name == OTHER else name for name in names}  # table -> tag
-        self._file = EventFile(directory, preamble=page(skips=False), purge_from=purge_from)
+        self._shown = sorted(table_rows, key=lambda name: -table_rows[name])[:MAX_TABLES]
+        self._file = EventFile(directory, preamble=page(skips=skips), purge_from=purge_from)
         self._step = 0  # of the latest interval
-        self._skips = False
+        self._skips = skips
         self._pending = list[Record]()  # shown with the next record
 
     @classmethod
-    def resumed(cls, directory: Path, table_rows: Mapping[str, int], metrics: Path, step: int) -> "TensorBoardView":
+    def resumed(
+        cls, directory: Path, table_rows: Mapping[str, int], metrics: Path, step: int, *, skips: bool
+    ) -> "TensorBoardView":
         """Return the view of a run that resumes after this step.
 
         Events of later steps in earlier files are hidden. The records of this step are shown again from the metrics:
         earlier files may not have them, or have an evaluation that the run repeats.
         """
-        previous, last, skipped = 0, list[Record](), False
+        previous, last = 0, list[Record]()
         for record in read_metrics(metrics) if metrics.exists() else ():
             if isinstance(record, IntervalRecord) and record.step < step:
                 previous = record.step
-                skipped = skipped or _has_skipping(sum_tables(list(record.tables.values())))
             if isinstance(record, IntervalRecord | EvalRecord) and record.step == step:
                 last.append(record)
-        purge_from = step if last else step + 1
-        view = cls(directory, list(table_rows), list(table_rows.values()), purge_from=purge_from)
-        view._step, view._pending, view._skips = previous, last, skipped
-        if skipped:
-            view._page_of_skipping()
+        view = cls(directory, table_rows, skips=skips, purge_from=step if last else step + 1)
+        view._step, view._pending = previous, last
         return view
 
     def write(self, record: Record) -> None:
@@ -122,28 +110,13 @@ class TensorBoardView:
     def _interval(self, record: IntervalRecord) -> list[Any]:
         steps, self._step = max(record.step - self._step, 1), record.step
         tables = list(record.tables.values())
-        begins = not self._skips and _has_skipping(sum_tables(tables))
-        self._skips = self._skips or begins
         numbers = interval_numbers(record, steps, skips=self._skips) | _spread(tables)
-        for name, counts in self._by_tag(record.tables).items():
+        shown = {name: record.tables[name] for name in self._shown if name in record.tables}
+        if rest := [counts for name, counts in record.tables.items() if name not in shown]:
+            shown[OTHER] = sum_tables(rest)
+        for name, counts in shown.items():
             numbers |= count_numbers(counts, steps, name, skips=self._skips)
-        values = scalars(numbers)
-        return values + self._page_of_skipping() if begins else values
-
-    def _page_of_skipping(self) -> list[Any]:
-        """Return the layout with charts of skipping, also for later files."""
-        self._file.preamble = page(skips=True)
-        return self._file.preamble
-
-    def _by_tag(self, tables: dict[str, TableCounts]) -> dict[str, TableCounts]:
-        shown = {tag: tables[name] for name, tag in self._shown.items() if name in tables}
-        rest = [counts for name, counts in tables.items() if name not in self._shown]
-        return shown | {OTHER: sum_tables(rest)} if rest else shown
-
-
-def _has_skipping(counts: TableCounts) -> bool:
-    """True if there are hot rows or updates were skipped."""
-    return counts.hot_rows > 0 or counts.skipped_updates > 0
+        return scalars(numbers)
 
 
 def _spread(tables: Sequence[TableCounts]) -> Numbers:
@@ -207,7 +180,6 @@ class EventFile:
 
     Attributes:
         lost: number of events that are in no file.
-        preamble: first values of later files.
     """
 
     def __init__(self, directory: Path, preamble: Sequence[Any] = (), *, purge_from: int | None = None) -> None:

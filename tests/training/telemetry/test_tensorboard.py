@@ -86,6 +86,10 @@ def steps(directory: Path, tag: str = "1_training/loss") -> list[int]:
     return [event.step for event in read(directory).Scalars(tag)]
 
 
+def view_of(directory: Path, names: list[str], **more) -> TensorBoardView:
+    return TensorBoardView(directory, dict.fromkeys(names, 9), skips=True, **more)
+
+
 def write_all(view, *records) -> None:
     for record in records:
         view.write(record)
@@ -94,7 +98,7 @@ def write_all(view, *records) -> None:
 
 def test_tags_and_values(tmp_path):
     write_all(
-        TensorBoardView(tmp_path, ["site", "user"]),
+        view_of(tmp_path, ["site", "user"]),
         interval(10),
         EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375),
     )
@@ -126,24 +130,12 @@ def test_tags_and_values(tmp_path):
 
 def test_counts_are_per_step(tmp_path):
     short = replace(COUNTS, admitted=12)
-    view = TensorBoardView(tmp_path, ["site"])
+    view = view_of(tmp_path, ["site"])
     write_all(view, interval(10), interval(14, tables={"site": short}))
     assert [event.value for event in read(tmp_path).Scalars("3_tiers/admitted_rows_per_step")] == [3, 3]
-    resumed = TensorBoardView(tmp_path / "resumed", ["site"])
+    resumed = view_of(tmp_path / "resumed", ["site"])
     write_all(resumed, ResumeRecord(step=1000, dropped=0), interval(1004, tables={"site": short}))
     assert latest(tmp_path / "resumed")["7_tables/site/admitted_rows_per_step"] == 3
-
-
-def test_numbers_of_skipping_start_with_the_first_skip(tmp_path):
-    """After the first hot or skipped row its numbers are always shown."""
-    plain = replace(COUNTS, hot_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
-    view = TensorBoardView(tmp_path, ["site"])
-    view.write(interval(10, tables={"site": plain}))
-    assert not [tag for tag in latest(tmp_path) if "skip" in tag or "satur" in tag]
-    view.write(interval(20))
-    write_all(view, interval(30, tables={"site": plain}))
-    assert [event.step for event in read(tmp_path).Scalars("4_skipping/saturated_rows")] == [20, 30]
-    assert latest(tmp_path)["7_tables/site/skipped_update_share"] == 0
 
 
 def page_of(directory):
@@ -153,26 +145,8 @@ def page_of(directory):
     return page
 
 
-def test_charts_of_skipping_come_with_the_first_skipping(tmp_path):
-    """They would be empty before; a resumed run has them if it has skipped before."""
-    plain = replace(COUNTS, hot_rows=0, saturated_rows=0, skipped_updates=0)
-    metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    view = TensorBoardView(tmp_path / "view", ["site"])
-    for record in (interval(10, tables={"site": plain}), interval(20, wall_time=1e9), interval(30)):
-        metrics.write(record)
-        view.write(record)
-        titles = [chart.title for chart in page_of(tmp_path / "view").chart]
-        assert ("share of row updates skipped" in titles) == (record.step > 10)
-        assert len(titles) == len(set(titles)) == (10 if record.step == 10 else 12)
-    view.close()
-    for step, charts in ((10, 10), (30, 12)):
-        again = TensorBoardView.resumed(tmp_path / f"from-{step}", {"site": 4}, metrics.path, step)
-        write_all(again, ResumeRecord(step=step, dropped=0))
-        assert len(page_of(tmp_path / f"from-{step}").chart) == charts
-
-
 def test_layout_has_one_page_whose_tags_exist(tmp_path):
-    write_all(TensorBoardView(tmp_path, ["site", "user"]), interval())
+    write_all(view_of(tmp_path, ["site", "user"]), interval())
     accumulator = read(tmp_path)
     page = page_of(tmp_path)
     assert page.title == "Tier movement"
@@ -198,19 +172,19 @@ def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
     names = [f"t{i}" for i in range(40)]
     tables = {name: replace(EMPTY, admitted=1, lookups=10, lookup_hits=index) for index, name in enumerate(names)}
     sizes = [1000 - i if i % 5 else 1 for i in range(40)]  # t0, t5, ... t35 are the smallest eight
-    write_all(TensorBoardView(tmp_path, names, sizes), interval(tables=tables))
+    write_all(TensorBoardView(tmp_path, dict(zip(names, sizes, strict=True)), skips=True), interval(tables=tables))
     found = latest(tmp_path)
-    shown = {tag.split("/")[1] for tag in found if tag.startswith("7_tables/")} - {"other"}
+    shown = {tag.split("/")[1] for tag in found if tag.startswith("7_tables/")} - {"(other tables)"}
     assert shown == {name for index, name in enumerate(names) if index % 5}
-    assert found["7_tables/other/admitted_rows_per_step"] == pytest.approx(0.8)
+    assert found["7_tables/(other tables)/admitted_rows_per_step"] == pytest.approx(0.8)
     assert found["3_tiers/admitted_rows_per_step"] == 4
-    assert found["7_tables/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
+    assert found["7_tables/(other tables)/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
 
 
 def test_a_removed_directory_is_created_again(tmp_path, caplog):
     """On Linux writes to a removed file succeed, but are lost."""
     directory = tmp_path / "tensorboard"
-    view = TensorBoardView(directory, ["site"])
+    view = view_of(directory, ["site"])
     view.write(interval(10))
     for step in (20, 40):
         shutil.rmtree(directory)
@@ -227,7 +201,7 @@ def test_a_removed_directory_is_created_again(tmp_path, caplog):
 @pytest.mark.parametrize("size", [0, 1, 100])
 def test_a_partial_write_is_followed_by_a_new_file(tmp_path, monkeypatch, size):
     """Complete records in the first file stay readable, with a partial record at its end."""
-    view = TensorBoardView(tmp_path, ["site"])
+    view = view_of(tmp_path, ["site"])
     view.write(interval(10))
 
     def torn(self, event):
@@ -248,8 +222,14 @@ def test_a_resumed_run_repeats_its_last_step(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     for step in (10, 20):
         metrics.write(interval(step, wall_time=1e9 + step))
-    write_all(TensorBoardView(tmp_path / "view", ["site"]), interval(10, wall_time=1e9 + 10))
-    view = TensorBoardView.resumed(tmp_path / "view", {"site": 4}, metrics.path, 20)
+    write_all(view_of(tmp_path / "view", ["site"]), interval(10, wall_time=1e9 + 10))
+    view = TensorBoardView.resumed(tmp_path / "view", {"site": 4}, metrics.path, 20, skips=True)
     assert steps(tmp_path / "view") == [10] and len(list((tmp_path / "view").iterdir())) == 1
     write_all(view, ResumeRecord(step=20, dropped=0, wall_time=1e9 + 40), interval(30, wall_time=1e9 + 50))
     assert steps(tmp_path / "view") == [10, 20, 30]
+
+
+def test_without_a_skip_rule_nothing_is_shown_about_skipping(tmp_path):
+    write_all(TensorBoardView(tmp_path, {"site": 9}, skips=False), interval(10))
+    assert not [tag for tag in latest(tmp_path) if "skip" in tag or "satur" in tag]
+    assert not [chart for chart in page_of(tmp_path).chart if "skip" in chart.title or "satur" in chart.title]
