@@ -379,7 +379,7 @@ class RanksConfig(Config):
 
 
 class ScheduleConfig(Config):
-    """Schedule of a learning rate over the steps of a run. The default is a constant rate."""
+    """Schedule of the learning rates over the steps of a run. The default are constant rates."""
 
     warmup: int = Field(default=0, ge=0, le=MOST, description="steps of a linear increase to the full rate")
     decay: Literal["none", "linear", "cosine", "power"] = Field(
@@ -430,7 +430,6 @@ class OptimizerConfig(Config):
         ge=0,
         description="decoupled decay of updated rows as in AdamW: w *= 1 - lr * weight_decay before each update",
     )
-    schedule: ScheduleConfig = ScheduleConfig()
 
 
 class DenseOptimizerConfig(Config):
@@ -438,7 +437,6 @@ class DenseOptimizerConfig(Config):
 
     name: Literal["sgd", "adagrad", "adam"] = Field(default="adagrad", description="torch.optim class")
     lr: float = Field(default=0.02, gt=0, description="learning rate of dense weights")
-    schedule: ScheduleConfig = ScheduleConfig()
 
 
 class TrainConfig(Config):
@@ -479,12 +477,7 @@ class TrainConfig(Config):
     ranks: RanksConfig = RanksConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
-    positive_weight: float = Field(
-        default=1.0,
-        gt=0,
-        le=1e6,
-        description="class weight: factor of the losses of samples with label 1; above 1, predictions are too high",
-    )
+    schedule: ScheduleConfig = ScheduleConfig()
     batch_size: int = Field(default=2048, ge=1, le=2**24, description="samples per batch")
     eval_batch_size: int = Field(default=8192, ge=1, le=2**24, description="samples per evaluation batch")
     depth: int = Field(default=4, ge=0, le=64, description="batches of look-ahead; 0: no look-ahead and no thread")

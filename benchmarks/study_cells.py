@@ -122,7 +122,7 @@ def controls(batch: int = 512, rows: str = "rowwise_adagrad") -> tuple[Way, ...]
     """
     optimizer = dict(ROW_OPTIMIZERS[rows])
     schedule = {"decay": "linear", "decay_steps": 1_500_000 // batch, "final": 0.1}
-    decay = {"optimizer": {**optimizer, "schedule": schedule}, "dense_optimizer": {"schedule": schedule}}
+    decay = {"optimizer": optimizer, "schedule": schedule}
     null = {"optimizer": {**optimizer, "lr": optimizer["lr"] * 1.00001}}
     return OFF, off("null", **null), off("batches twice as large", batch_size=2 * batch), off("decay", **decay)
 

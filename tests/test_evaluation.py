@@ -1,6 +1,6 @@
 """Evaluation: the numbers are right, and nothing that training depends on changes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -153,20 +153,3 @@ def test_samples_count_by_their_weights() -> None:
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-6), name
     assert streamed.auc == pytest.approx(found.auc, abs=2e-3)
     assert found.gauc == plain.gauc and found.auc != plain.auc and found.samples == 256
-
-
-def test_a_class_weight_is_a_weight_of_the_samples_of_a_class() -> None:
-    def trained(weight: float, extras: Callable[[Batch], dict[str, NDArray[np.float32]]]) -> dict[str, NDArray[Any]]:
-        data, parts = make()
-        with parts.embeddings as embeddings:
-            trainer = Trainer(embeddings, parts.model, parts.optimizer, positive_weight=weight)
-            trainer.train([replace(batch, extras=extras(batch)) for batch in data.train(32)])
-            return {name: values for name, values in state(parts).items() if not name.startswith("next")}
-
-    by_class = trained(4.0, lambda batch: {})
-    by_sample = trained(1.0, lambda batch: {"weight": 1 + 3 * batch.labels})
-    both = trained(2.0, lambda batch: {"weight": 1 + batch.labels})
-    for other in (by_sample, both):
-        assert all(
-            np.array_equal(by_class[name], other[name]) for name in by_class if name.startswith(("dense", "rows0.w"))
-        )

@@ -28,7 +28,7 @@ def log_loss(logits: Tensor, labels: Tensor, *, samples: int, weights: Tensor | 
     return binary_cross_entropy_with_logits(logits, labels, weight=weights, reduction="sum") / samples
 
 
-def start_at_base_rate(model: nn.Module, batches: Iterable[Batch], *, positive_weight: float = 1.0) -> None:
+def start_at_base_rate(model: nn.Module, batches: Iterable[Batch]) -> None:
     """Set the output bias of a new model to the log odds of the first 16,384 labels.
 
     A random bias, as DLRM's, must first move to the log odds. A short run ends before it is there, with predictions
@@ -36,7 +36,7 @@ def start_at_base_rate(model: nn.Module, batches: Iterable[Batch], *, positive_w
     look-ahead, placement or ranks.
 
     Does nothing if there are no batches, or the model has no method `set_output_bias(logits)`; its argument is float32
-    (1,). Samples count by their weights, those with label 1 times `positive_weight`; labels between 0 and 1 do not.
+    (1,). Samples count by their weights; labels between 0 and 1 do not.
 
     Raises:
         InputError: for labels below 0 or above 1.
@@ -49,7 +49,7 @@ def start_at_base_rate(model: nn.Module, batches: Iterable[Batch], *, positive_w
     for batch in batches:
         _check_labels(batch.labels, batch)
         weights = batch.extras.get("weight", np.ones(batch.num_samples)).astype(np.float64)
-        positives += positive_weight * float(weights[batch.labels == 1].sum())
+        positives += float(weights[batch.labels == 1].sum())
         negatives += float(weights[batch.labels == 0].sum())
         samples += batch.num_samples
         if samples >= BASE_RATE_SAMPLES:

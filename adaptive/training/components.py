@@ -274,11 +274,12 @@ def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.opt
 
 def set_rates(config: TrainConfig, components: Components, step: int) -> None:
     """Set the learning rates of a step (from 0), unless they are constant."""
-    if not config.optimizer.schedule.is_constant:
-        components.embeddings.optimizer.lr = config.optimizer.lr * config.optimizer.schedule.factor(step)
-    if not config.dense_optimizer.schedule.is_constant:
-        for group in components.optimizer.param_groups:
-            group["lr"] = config.dense_optimizer.lr * config.dense_optimizer.schedule.factor(step)
+    if config.schedule.is_constant:
+        return
+    factor = config.schedule.factor(step)
+    components.embeddings.optimizer.lr = config.optimizer.lr * factor
+    for group in components.optimizer.param_groups:
+        group["lr"] = config.dense_optimizer.lr * factor
 
 
 @contextlib.contextmanager

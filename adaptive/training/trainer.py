@@ -87,7 +87,6 @@ class Trainer:
         *,
         recorder: Recorder | None = None,
         set_rates: Callable[[int], None] = lambda step: None,
-        positive_weight: float = 1.0,
     ) -> None:
         """
         Args:
@@ -95,12 +94,11 @@ class Trainer:
             model: on `embeddings.device`.
             optimizer: for the model's parameters; rows have a separate one.
             recorder: records each step; default: one without sinks.
-            positive_weight: factor of the losses of samples with label 1, in addition to their weights.
             set_rates: called before each update with the number of trained steps.
         """
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
-        self._set_rates, self._positive_weight = set_rates, positive_weight
+        self._set_rates = set_rates
         self._steps: FlaggedSteps | None = None  # one for all trainings: a graph has its flag and rates
         self._flagged: FlaggedSteps | None = None  # these, in `train`
         self._dense_step = DenseStep(embeddings, model, optimizer, self._run_dense)
@@ -258,9 +256,6 @@ class Trainer:
     def _loss(self, part: Planned, logits: Tensor) -> Tensor:
         """Return a part's share of the batch's loss."""
         weights = part.extras.get("weight")
-        if self._positive_weight != 1:
-            factors = 1 + (self._positive_weight - 1) * part.labels
-            weights = factors if weights is None else weights * factors
         weights = None if weights is None else weights.to(logits.dtype)
         return log_loss(logits, part.labels, samples=part.num_samples_of_all, weights=weights)
 

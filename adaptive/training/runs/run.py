@@ -133,7 +133,6 @@ class Run:
         options: dict[str, Any] = {
             "recorder": self.recorder,
             "set_rates": partial(set_rates, config, components),
-            "positive_weight": config.positive_weight,
         }
         self.trainer: Trainer
         if isinstance(embeddings, ShardedEmbeddingBag):

@@ -170,7 +170,7 @@ def _train_in(
     components = build(config, dataset, sample, peers)
     with components.embeddings:
         refuse_unreachable(config, dataset)
-        start_at_base_rate(components.model, dataset.train(config.batch_size), positive_weight=config.positive_weight)
+        start_at_base_rate(components.model, dataset.train(config.batch_size))
         load_initial_weights(components, config)
         components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
         directory.begin(

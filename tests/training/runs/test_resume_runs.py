@@ -58,8 +58,9 @@ def configs(draw: st.DrawFn, policies: tuple[str, ...]) -> TrainConfig:
         depth=draw(st.integers(0, 4)),
         save_every=draw(st.integers(1, 12)),
         steps=draw(st.sampled_from([None, 15])),
-        optimizer={"name": draw(st.sampled_from(ROWS)), "lr": 0.05, "schedule": schedule},
-        dense_optimizer={"name": draw(st.sampled_from(DENSE)), "lr": 0.02, "schedule": schedule},
+        optimizer={"name": draw(st.sampled_from(ROWS)), "lr": 0.05},
+        dense_optimizer={"name": draw(st.sampled_from(DENSE)), "lr": 0.02},
+        schedule=schedule,
         epochs=draw(st.integers(1, 2)),
         log_every=draw(st.sampled_from([3, 4])),
     )
