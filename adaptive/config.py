@@ -319,11 +319,6 @@ class TierConfig(Config):
         description="how rows reach a GPU: direct (it reads pinned host memory) or staged (through pinned buffers); "
         "auto: direct if pinning all rows takes at most half of the free memory",
     )
-    reserve: Size = Field(
-        default="auto",
-        description="GPU memory that device_rows=auto leaves free for model and batches: bytes, or percent of free "
-        "memory; auto: 20%, at least 1GiB",
-    )
     plan_threads: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
         default="auto",
         description="threads that plan batches ahead; results do not depend on their number; 0: the threads that train "

@@ -66,30 +66,19 @@ def check_arguments(
     ]
     if skip is not None and not isinstance(skip, str | SkipRule):
         arguments.append(("skip", skip, SkipConfig))
+    known = ", ".join(kind.__name__ for kind in ROW_OPTIMIZERS)
     for name, value, kind in arguments:
         if isinstance(value, kind):
             continue
         got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-        hint = _optimizer_hint(value) if kind is RowOptimizer else f"Pass adaptive.{kind.__name__}(...)."
-        raise ConfigError(f"{name}: expected a {kind.__name__}, got {got}. {hint}")
-    for name, value, kind in arguments:
-        if kind is RowOptimizer and type(value) not in ROW_OPTIMIZERS:
-            known = ", ".join(optimizer.__name__ for optimizer in ROW_OPTIMIZERS)
-            raise ConfigError(
-                f"{name}: expected one of {known} itself, got a user-defined class, {type(value).__name__}. Compiled "
-                "kernels update the rows and call no method of a class. Pass one of these with its settings, or keep "
-                "the table in an nn.EmbeddingBag with a torch optimizer."
-            )
-
-
-def _optimizer_hint(value: object) -> str:
-    """Advice with the row optimizer whose name is most similar to the value that was passed."""
-    name = value if isinstance(value, str) else (value if isinstance(value, type) else type(value)).__name__
-    plain = name.lower().replace("_", "").removeprefix("sparse").removesuffix("w")
-    row_optimizers = {kind.__name__.lower(): kind.__name__ for kind in ROW_OPTIMIZERS}
-    similar = row_optimizers.get(plain)
-    advice = f"adaptive.{similar}(lr=...)" if similar else "one of adaptive.SGD, Adagrad, RowwiseAdagrad, Adam and FTRL"
-    return f"Rows need a row optimizer: pass {advice}; use torch's optimizers for the dense parameters."
+        hint = f"one of adaptive.{known}; torch's are for dense parameters" if kind is RowOptimizer else kind.__name__
+        raise ConfigError(f"{name}: expected a {kind.__name__}, got {got}. Pass {hint}.")
+    if type(optimizer) not in ROW_OPTIMIZERS:
+        raise ConfigError(
+            f"optimizer: expected one of {known} itself, got a user-defined class, {type(optimizer).__name__}. "
+            "Compiled kernels update the rows and call no method of a class. Pass one of these with its settings, or "
+            "keep the table in an nn.EmbeddingBag with a torch optimizer."
+        )
 
 
 def table_like(name: str, module: nn.Module) -> TableConfig:

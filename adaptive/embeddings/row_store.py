@@ -23,7 +23,6 @@ from adaptive.kernels.vector.bfloat16 import BFLOAT16, OVERFLOW, as_float32, as_
 from adaptive.storage.arrays import Blocks, Stored
 
 AT_ONCE: Final = 1 << 18  # rows that are copied at once, to bound memory
-APART: Final = "rows_apart"  # name of the only tensor in `state_dict()` with rows="separate"
 
 
 class RowStore:
@@ -184,14 +183,8 @@ class RowStore:
         load_rows(self._pipeline, arrays, grow=grow, last=last)
         self._statistics.refresh(recount=True)
 
-    def to_tensors(self, *, separate: bool) -> dict[str, Tensor]:
-        """Return the tensors for `state_dict()`, which `torch.load(weights_only=True)` reads.
-
-        With `separate`, return one small tensor instead, `rows_apart`, with the next batch and the tables' keys. Its
-        loading checks that the rows have been loaded.
-        """
-        if separate:
-            return {APART: torch.from_numpy(self._mark())}
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors for `state_dict()`, which `torch.load(weights_only=True)` reads."""
         tensors = {name: torch.from_numpy(array) for name, array in self.state_arrays().items()}
         return tensors | {name: tensors[name].view(torch.bfloat16) for name in self._bfloat16_names() & set(tensors)}
 
@@ -200,10 +193,7 @@ class RowStore:
         try:
             halves = self._bfloat16_names()
             arrays = {name: _array(name, tensor, bfloat16=name in halves) for name, tensor in tensors.items()}
-            if APART in arrays:
-                _check_mark(self._mark(), arrays[APART])
-            else:
-                self.load_state_arrays(arrays)
+            self.load_state_arrays(arrays)
         except (CheckpointError, ConfigError) as error:
             return str(error)
         return None
@@ -215,10 +205,6 @@ class RowStore:
             if tiered.host.dtype == BFLOAT16:
                 names |= {f"rows{number}.{name}" for name in ("weights", "hot.raw_values")}
         return names
-
-    def _mark(self) -> NDArray[np.int64]:
-        keys = [group.table_keys.view(np.int64) for group in self._pipeline.groups]
-        return np.concatenate([[self._pipeline.next_to_update], *keys]).astype(np.int64)
 
 
 def _array(name: str, tensor: object, *, bfloat16: bool) -> NDArray[Any]:
@@ -234,21 +220,3 @@ def _array(name: str, tensor: object, *, bfloat16: bool) -> NDArray[Any]:
             f"{name}: expected a dtype of numpy, got {tensor.dtype}. Pass the state_dict() as it was saved, not cast."
         )
     return tensor.numpy()
-
-
-def _check_mark(mark: NDArray[np.int64], saved: NDArray[np.int64]) -> None:
-    if saved.dtype != mark.dtype or saved.shape != mark.shape:
-        raise CheckpointError(
-            f"{APART}: expected {mark.dtype} {mark.shape}, got {saved.dtype} {saved.shape}. Load it into tables of the "
-            "same widths and names."
-        )
-    if not np.array_equal(saved[1:], mark[1:]):
-        raise CheckpointError(
-            f"{APART}: expected a checkpoint of these tables and this seed, got one of another seed or other table "
-            "names. Create the tables with the same names and seed."
-        )
-    if saved[0] != mark[0]:
-        raise CheckpointError(
-            f"{APART}: expected rows after {saved[0]} trained batches, got rows after {mark[0]}. This checkpoint does "
-            'not contain the rows (rows="separate"): first call rows.load_state_arrays() with the arrays saved with it.'
-        )

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,6 @@ class TieredEmbeddingBag(PooledVectors):
         optimizer: updates the rows; the default is row-wise Adagrad with a learning rate of 0.05.
         skip: skip rule or its settings; with None, no update is ever skipped, unless `policy` names a rule.
         seed: of the initial values.
-        rows: "separate" leaves the rows out of `state_dict()`, for tables too large to copy. `load_state_dict()` then
-            fails unless `rows.load_state_arrays()` has loaded them first.
         share: of larger tables whose other rows are in other modules; None: these are the whole tables.
 
     Attributes:
@@ -125,16 +123,9 @@ class TieredEmbeddingBag(PooledVectors):
         optimizer: RowOptimizer = DEFAULT_OPTIMIZER,
         skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
-        rows: Literal["in_state_dict", "separate"] = "in_state_dict",
         share: Share | None = None,
     ) -> None:
         super().__init__()
-        if rows not in ("in_state_dict", "separate"):
-            raise ConfigError(
-                f'rows: expected "in_state_dict" or "separate", got {rows!r}. Pass "separate" to leave rows out of '
-                "state_dict()."
-            )
-        self._separate = rows == "separate"
         check_arguments(tables, tier, optimizer, skip)
         rule = parse_policy(policy)[2] if isinstance(policy, str) else None
         self.policy = make_policy(policy)
@@ -349,7 +340,7 @@ class TieredEmbeddingBag(PooledVectors):
         return "\n".join(lines)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        tensors = self.rows.to_tensors(separate=self._separate)
+        tensors = self.rows.to_tensors()
         destination.update({prefix + name: tensor for name, tensor in tensors.items()})
 
     def _load_from_state_dict(

@@ -397,7 +397,7 @@ class Tiered(Tables):
         return found | {f"{name} state": state for name, state in states.items()}
 
     def deed(self, name: str, seed: int) -> None:
-        if name in ("torch", "npz", "separate", "grow"):
+        if name in ("torch", "npz", "grow"):
             self._replace(name, seed)
         elif name == "load_table":
             table, vectors = loaded_vectors(self._configs, seed)
@@ -413,8 +413,8 @@ class Tiered(Tables):
         rate = old.optimizer.lr
         if how == "grow":
             self._configs = grown(self._configs, seed)
-        new = self._make(rows="separate" if how == "separate" else "in_state_dict")
-        if how == "torch" and not old._separate:
+        new = self._make()
+        if how == "torch":
             torch.save({"rows": old.state_dict(), "rate": old.optimizer.state_dict()}, file)
             file.seek(0)
             saved = torch.load(file, weights_only=True)
@@ -425,8 +425,6 @@ class Tiered(Tables):
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 new.rows.load_state_arrays(dict(arrays), grow=how == "grow")
-            if how == "separate":
-                new.load_state_dict(new.state_dict())
             new.optimizer.lr = rate
         load_policy_state(new, policy, self._folder)
         old.close()

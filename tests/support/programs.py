@@ -38,7 +38,7 @@ MISUSES: Final = (
     "load",
     "writes",
 )
-DEEDS: Final = ("torch", "npz", "separate", "grow", "load_table", "rate", "flush", "read")
+DEEDS: Final = ("torch", "npz", "grow", "load_table", "rate", "flush", "read")
 LOSSLESS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("lru", {}), ("lfu", {}), (SIEVE, {}), (S3FIFO, {}), ("hybrid", {}), ("device", {}), ("static", {}),
     (RECSHARD, {}), ("scratchpipe", {"window": 2}),

@@ -91,7 +91,7 @@ def _auto_on_gpu(
     groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, room: int
 ) -> tuple[list[int], str]:
     """As many slots as fit next to the reserve, but no fewer than the batches in flight need."""
-    reserve = reserve_bytes(tier.reserve, room)
+    reserve = reserve_bytes(room)
     share = (room - reserve) / _bytes(groups, [group.num_rows for group in groups], optimizer)
     fitting = [min(group.num_rows, int(share * group.num_rows)) for group in groups]
     floors = [least_slots(group, tier.held_rows) for group in groups]
@@ -108,11 +108,9 @@ def _auto_on_gpu(
     return slots, f"auto: {_gib(room)} of GPU memory are free, of which {_gib(reserve)} are left to model and batches"
 
 
-def reserve_bytes(reserve: str, free: int) -> int:
-    """Bytes of `free` that are not for slots. auto: 20%, at least 1 GiB, at most half."""
-    if reserve == "auto":
-        return min(max(int(RESERVE_SHARE * free), RESERVE_LEAST), free // 2)
-    return parse_size(reserve, row_bytes=1, num_rows=free)
+def reserve_bytes(free: int) -> int:
+    """Bytes of `free` that are not for slots: 20%, at least 1 GiB, at most half."""
+    return min(max(int(RESERVE_SHARE * free), RESERVE_LEAST), free // 2)
 
 
 def least_slots(group: Group, held_rows: int) -> int:

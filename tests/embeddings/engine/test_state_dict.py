@@ -113,34 +113,6 @@ def test_a_checkpoint_without_rows_or_of_other_tables_is_refused() -> None:
         net.tables.step()
 
 
-# --- rows apart --------------------------------------------------------------------------------------------------
-
-
-def test_rows_apart_are_missed_until_they_are_loaded() -> None:
-    net = Net(rows="separate")
-    train(net, BATCHES[:4], torch.optim.SGD(net.head.parameters()))
-    state, rows = through_a_file(net.state_dict()), net.tables.rows.state_arrays()
-    assert set(state) == {"tables.rows_apart", "head.weight", "head.bias"}
-    for options in ({"rows": "separate"}, {}):
-        other = Net(**options)
-        with pytest.raises(RuntimeError, match=r"rows_apart: expected rows after 4 trained batches, got rows after 0"):
-            other.load_state_dict(state)
-        other.tables.rows.load_state_arrays(rows)
-        other.load_state_dict(state)
-        assert torch.equal(predictions(other), predictions(net))
-
-
-def test_rows_apart_of_other_tables() -> None:
-    with pytest.raises(RuntimeError, match="rows_apart: expected a checkpoint of these tables and this seed"):
-        Net(seed=1).load_state_dict(Net(rows="separate").state_dict())
-    Net().load_state_dict(Net(rows="separate").state_dict())  # never trained: initial rows follow from the seed
-
-
-def test_another_word_for_rows() -> None:
-    with pytest.raises(ValueError, match='rows: expected "in_state_dict" or "separate", got \'apart\''):
-        Net(rows="apart")
-
-
 # --- repr --------------------------------------------------------------------------------------------------------
 
 

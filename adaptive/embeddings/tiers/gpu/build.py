@@ -227,7 +227,7 @@ def free_bytes(device: torch.device) -> int | None:
     """Return the bytes that can still be allocated on a GPU; None for ordinary memory.
 
     The tiers are made before the model, so the size of model, activations and gradients is not known yet: a share of
-    the free memory is reserved for them (`tier.reserve`).
+    the free memory is reserved for them (`sizing.reserve_bytes`).
     """
     if device.type != "cuda":
         return None
