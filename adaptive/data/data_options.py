@@ -74,19 +74,6 @@ class SyntheticConfig(Config):
     num_eval: int = Field(
         default=100_000, ge=0, le=10**12, description="Evaluation samples; they follow the training ones."
     )
-    correlation: float = Field(
-        default=0.5,
-        ge=0.0,
-        lt=1.0,
-        description="Correlation of the popularity of a sample's ids; a higher value gives more samples whose ids are "
-        "all popular.",
-    )
-    default_share: float = Field(
-        default=0.3,
-        ge=0.0,
-        lt=1.0,
-        description="In 6 of 26 features this share of the lookups goes to id 0, as for a missing value.",
-    )
     singleton_share: float = Field(
         default=0.2,
         ge=0.0,

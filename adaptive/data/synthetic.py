@@ -48,7 +48,9 @@ CRITEO_KAGGLE = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
-NUM_DEFAULT_FIELDS = 6  # of 26
+NUM_DEFAULT_FIELDS = 6  # of 26: features in which a share of the lookups goes to id 0, as for a missing value
+DEFAULT_SHARE = 0.3
+CORRELATION = 0.5  # of the popularity of a sample's ids: if it were higher, more samples would have popular ids only
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,8 @@ def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
     fields = np.zeros(config.tables, FIELD)
     fields["size"] = table_sizes(config.rows, config.tables)
     fields["inverse"] = 1.0 / fields["size"]
-    fields["common"] = config.correlation
-    fields["single"] = math.sqrt(1.0 - config.correlation**2)
+    fields["common"] = CORRELATION
+    fields["single"] = math.sqrt(1.0 - CORRELATION**2)
     _set_keys(fields, config.seed)
     _set_singletons(fields, config)
     _set_popularity(fields, config)
@@ -207,8 +209,8 @@ def _set_layout(fields: NDArray[np.void], config: SyntheticConfig) -> None:
             stride += 1
         field["stride"] = stride
         field["offset"] = stream.integer(size)
-        if config.default_share and index in with_default:
-            field["default_limit"] = round(config.default_share * 2**32)
+        if index in with_default:
+            field["default_limit"] = round(DEFAULT_SHARE * 2**32)
             field["offset"] = 0
 
 

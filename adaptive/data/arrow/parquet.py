@@ -8,14 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
-
-import numpy as np
 
 from adaptive.data.arrow import arrow_values as types
 from adaptive.data.arrow.arrow_reader import BATCH_ROWS, ArrowPiece, ArrowSource
 from adaptive.data.arrow.arrow_values import (
-    DamagedError,
     Types,
     check_readable,
     describe_columns,
@@ -33,7 +29,6 @@ from adaptive.errors import InputError
 # other encodings it refuses.
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def open_parquet(paths: str, options: DataOptions, run_dir: Path | None) -> RowData:
@@ -72,31 +67,10 @@ class RowGroup(ArrowPiece):
 
     def batches(self, columns: Sequence[str]) -> Iterator[Any]:
         with report_damage(self.name), _parquet_file(self.file, texts=self.texts) as opened:
-            rows, held = 0, set(opened.schema_arrow.names)
-            folders = {name: text for name, text in hive_columns(self.file.path).items() if name not in held}
-            wanted = [name for name in columns if name not in folders]
+            wanted = list(columns)
             # pyarrow returns columns in the order of the file
             for batch in opened.iter_batches(BATCH_ROWS, row_groups=[self.number], columns=wanted, use_threads=False):
-                rows += batch.num_rows
-                for name in set(columns) & folders.keys():
-                    batch = batch.append_column(name, _repeated(folders[name], batch.num_rows))
-                yield batch.select(list(columns))
-            if rows != self.num_rows:
-                raise DamagedError(f"the footer promises {self.num_rows} rows, the file has {rows}")
-
-
-def hive_columns(path: Path) -> dict[str, str | None]:
-    """Return the columns that folders such as `dt=2026-11-28` name, and their one value each."""
-    parts = (part.partition("=") for part in path.parts[:-1] if "=" in part)
-    return {name: None if value == _HIVE_NULL else unquote(value) for name, _, value in parts if name}
-
-
-def _repeated(value: str | None, count: int) -> Any:
-    """Return a dictionary array of one text."""
-    import pyarrow as pa
-
-    codes = pa.array(np.zeros(count, np.int32), mask=None if value is not None else np.ones(count, np.bool_))
-    return pa.DictionaryArray.from_arrays(codes, pa.array([value or ""]))
+                yield batch.select(wanted)
 
 
 def _parquet_file(file: DataFile, texts: Sequence[str] = ()) -> Any:
@@ -139,15 +113,9 @@ class _Opened(NamedTuple):
 
     @classmethod
     def of(cls, file: DataFile) -> "_Opened":
-        import pyarrow as pa
-
         with report_damage(file.name), _parquet_file(file) as opened:
             groups = [_Group.of(opened.metadata.row_group(number)) for number in range(opened.num_row_groups)]
-            schema, num_rows, held = opened.schema_arrow, opened.metadata.num_rows, sum(one.num_rows for one in groups)
-            if held != num_rows:
-                raise DamagedError(f"the footer promises {num_rows} rows, its row groups have {held}")
-            columns = {name: pa.dictionary(pa.int32(), pa.string()) for name in hive_columns(file.path)}
-        return cls(file, {**columns, **types.types_of(schema, file.name)}, groups)
+            return cls(file, types.types_of(opened.schema_arrow, file.name), groups)
 
     def row_groups(self, keys: Sequence[str]) -> list[RowGroup]:
         """Return the row groups as pieces; `keys` are the columns whose values are read as texts."""

@@ -391,22 +391,6 @@ def test_an_unsupported_encoding_is_not_reported_as_damage(tmp_path: Path) -> No
         list(of_parquet(tmp_path, table, written=written).train(2))
 
 
-def test_a_row_group_that_has_fewer_rows_than_its_footer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = of_parquet(tmp_path, pa.table({"a": [1, 2, 3], "y": [0, 1, 0]}), SIMPLE)
-    whole = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: [one[:2] for one in whole(*a, **k)])
-    with pytest.raises(InputError, match=r"row group 0\]: .*\(the footer promises 3 rows, the file has 2\)"):
-        list(data.train(2))
-
-
-def test_a_footer_whose_row_groups_do_not_add_up_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_parquet(tmp_path, pa.table({"a": [1, 2, 3], "y": [0, 1, 0]}), SIMPLE, written={"row_group_size": 2})
-    whole = pq.ParquetFile.num_row_groups
-    monkeypatch.setattr(pq.ParquetFile, "num_row_groups", property(lambda file: whole.__get__(file) - 1))
-    with pytest.raises(InputError, match=r"the footer promises 3 rows, its row groups have 2"):
-        of_parquet(tmp_path, pa.table({"a": [1, 2, 3], "y": [0, 1, 0]}), SIMPLE, written={"row_group_size": 2})
-
-
 @pytest.mark.parametrize(("kind", "bits"), [(pa.float64(), 53), (pa.float32(), 24), (pa.float16(), 11)], ids=str)
 def test_floats_that_merge_ids_are_refused(tmp_path: Path, kind: object, bits: int) -> None:
     def table(value: float) -> object:
@@ -429,16 +413,3 @@ def test_whole_decimals_are_ids(tmp_path: Path) -> None:
     assert _ids(of_parquet(tmp_path, decimals, schema)) == _ids(of_parquet(tmp_path, digits, schema))
     with pytest.raises(ConfigError, match=r"column 'a': expected categories of kind 'int', got decimal128\(38, 2\)"):
         of_parquet(tmp_path, pa.table({"a": pa.array([Decimal(1)], pa.decimal128(38, 2)), "y": [0]}), SIMPLE)
-
-
-def test_folders_of_hive_are_columns(tmp_path: Path) -> None:
-    schema = SIMPLE.replace("\n[[categorical]]", '\n[time]\ncolumn = "dt"\nkind = "iso"\n[[categorical]]', 1)
-    (tmp_path / "schema.toml").write_text(schema + '\n[[categorical]]\ncolumns = ["land"]\nhash_rows = 1000\n')
-    for day, land in (("2026-11-27", "a%20b"), ("2026-11-28", "__HIVE_DEFAULT_PARTITION__")):
-        folder = tmp_path / "clicks" / f"dt={day}" / f"land={land}"
-        folder.mkdir(parents=True)
-        pq.write_table(pa.table({"a": [int(day[-2:])], "y": [0]}), folder / "0.parquet")
-    options = DataOptions(schema_path=tmp_path / "schema.toml", time_split="2026-11-28")
-    data = open_dataset(f"parquet:{tmp_path / 'clicks'}", options)
-    (train,), (evaluation,) = data.train(8), data.evaluation(8)
-    assert train.ids[1] < 1000 and evaluation.ids[1] == 1000  # missing

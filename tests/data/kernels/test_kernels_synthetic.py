@@ -49,9 +49,11 @@ def test_shuffled_is_a_permutation_of_the_period(bits: int) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 2, 8, 25])
-def test_ranks_follow_the_zipf_mandelbrot_law(index: int) -> None:
+def test_ranks_follow_the_zipf_mandelbrot_law(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Continuous weights (rank + 1 + q)^-s, integrated from one rank to the next, are the shares of look-ups."""
-    num, data = 100_000, Synthetic(SyntheticConfig(correlation=0.0, singleton_share=0.0, default_share=0.0))
+    for name in ("CORRELATION", "DEFAULT_SHARE"):
+        monkeypatch.setattr(f"adaptive.data.synthetic.{name}", 0.0)
+    num, data = 100_000, Synthetic(SyntheticConfig(singleton_share=0.0))
     field, size = data._fields[index], int(data._fields[index]["size"])
     ids = data.samples(0, num)[0].ids[index * num : (index + 1) * num].astype(object)
     ranks = ((ids - int(field["offset"])) * pow(int(field["stride"]), -1, size) % size).astype(np.int64)

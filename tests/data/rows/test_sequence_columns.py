@@ -29,14 +29,6 @@ except ImportError:  # the tests of text run without it
     pyarrow = None
 
 HISTORIES = [[3, 1, 2], [], [5], [1, 2, 3, 4, 5, 6], [7, 7, 7, 7]]
-SCHEMA: dict[str, Any] = {
-    "label": {"column": "label"},
-    "categorical": [
-        {"columns": ["item"], "kind": "int", "num_embeddings": 10, "table": "item", "missing": "reject"},
-        {"columns": ["history"], "kind": "int", "num_embeddings": 10, "table": "item", "inner_separator": "|",
-         "sequence": True, "max_length": 3},
-    ],
-}  # fmt: skip
 TOML = """
 label = {{ column = "label" }}
 [[categorical]]
@@ -84,21 +76,6 @@ def test_text_keeps_the_latest_ids_in_order() -> None:
     assert dataset.truncated() == {}
     check(dataset)
     assert dataset.truncated() == {"history": 2}
-
-
-def test_lists_of_a_frame_and_of_parquet_give_the_same() -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    columns = {"label": [n % 2 for n in range(5)], "item": range(1, 6), "history": HISTORIES}
-    table = pyarrow.table({name: list(values) for name, values in columns.items()})
-    schema = {**SCHEMA, "categorical": [dict(group) for group in SCHEMA["categorical"]]}
-    del schema["categorical"][1]["inner_separator"]
-    dataset = from_frame(table, schema)
-    check(dataset)
-    assert dataset.truncated() == {"history": 2}
-    parquet.write_table(table, "data.parquet")
-    write_csv("sequence = true\nmax_length = 3")
-    check(open_dataset("parquet:data.parquet", DataOptions(schema_path=Path("data.toml"))))
 
 
 def test_prepared_data_keep_sequences() -> None:

@@ -101,9 +101,10 @@ def test_singletons_occur_at_most_once_in_training(shape: dict[str, Any]) -> Non
         assert counts.sum() == pytest.approx(available, rel=0.05, abs=1)
 
 
-def test_the_lookups_of_a_bag_are_drawn_one_by_one() -> None:
+def test_the_lookups_of_a_bag_are_drawn_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where features do not agree on popular ids, a feature's lookups are those of as many one-hot samples."""
-    shape = {"tables": 4, "correlation": 0.0, "num_train": 100_000, "singleton_share": 0.0}
+    monkeypatch.setattr("adaptive.data.synthetic.CORRELATION", 0.0)
+    shape = {"tables": 4, "num_train": 100_000, "singleton_share": 0.0}
     bags = open_stream({**shape, "lookups": 4}).samples(0, 1000)[0]
     singles = open_stream(shape).samples(0, 4000)[0]
     np.testing.assert_array_equal(bags.ids, singles.ids)

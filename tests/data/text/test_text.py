@@ -17,11 +17,11 @@ from support.text_twin import ALL_BAD, PLAIN, allow, assert_same, read_all
 
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels import text_fields
-from adaptive.data.rows import data_files, rejects
+from adaptive.data.rows import rejects
 from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.rows.row_source import Block, Column, Position, RowFormat
-from adaptive.data.text.text_reader import _BINARY, ByteStream, TextSource, split_fields
+from adaptive.data.text.text_reader import _BINARY, TextSource
 from adaptive.errors import InputError
 
 QUOTED = RowFormat(  # every other kind
@@ -380,30 +380,6 @@ def test_too_many_bad_lines_are_explained(tmp_path):
     assert "\ncolumns: the line has more or fewer columns" in text
     assert "\nLine 1 may be a header: remove it" in text
     assert text.endswith("or allow more: --set data.max_bad_fraction=SHARE.")
-
-
-@pytest.mark.parametrize(
-    ("line", "quote", "fields"),
-    [
-        ('buy,"a, ""b""",3', '"', ["buy", 'a, "b"', "3"]),
-        ('buy,"a",3', "", ["buy", '"a"', "3"]),
-        ("buy\ra,3", '"', ["buy\ra", "3"]),
-        ('"x\ra",3', '"', ["x a", "3"]),
-    ],
-)
-def test_fields_of_a_line(line, quote, fields):
-    assert split_fields(line, ",", quote) == fields
-
-
-def test_an_unreadable_file_is_not_reported_as_missing(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    path = bad_file(tmp_path, 1, {})
-    files = find_files(str(path))
-    monkeypatch.setattr(data_files, "open", refuse, raising=False)
-    with pytest.raises(InputError, match=r"lines.tsv: .* \(Permission denied\)\. Check its owner and permissions"):
-        ByteStream(files[0])
 
 
 def test_every_cause_has_a_meaning():
