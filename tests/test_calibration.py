@@ -86,10 +86,6 @@ def test_first_batches_if_wanted(calibrate: str | int, batches: int) -> None:
     assert data.read == batches
 
 
-def test_a_share_of_all_inputs_if_wanted() -> None:
-    assert 500 < len(lines(prepare([Static()], config(calibrate="10%"), Counted()))) < 760
-
-
 @pytest.mark.parametrize("text", ["", "5.5", "-1", "0%", "101%", "5 per cent", "5%%"])
 def test_bad_samples_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a sample"):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from support.attacks import SECONDS, Campaign, at_once, attack, copied, stored_files, told
+from support.attacks import SECONDS, Campaign, attack, copied, stored_files, told
 from support.interrupted import assert_equal, interrupted, numbers, run
 from support.parquet_rows import opened, pa, pq, rows_of, table
 from support.toy import toy_config
@@ -56,8 +56,7 @@ def test_damaged_pages_are_told_or_change_no_number(tmp_path: Path, checksums: b
             end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
         path.write_bytes(damaged(whole, 4, end, rng))
         found = list[Any]()
-        with at_once():
-            message = told(lambda: found.extend(rows_of(opened(tmp_path))), codes=(3,), names="data.parquet")  # noqa: B023
+        message = told(lambda: found.extend(rows_of(opened(tmp_path))), codes=(3,), names="data.parquet")  # noqa: B023
         campaign.came("told" if message else "read")
         if message is None:
             assert len(found) <= len(before)
@@ -102,15 +101,14 @@ def test_damaged_prepared_data_are_told_or_read_as_before(tmp_path: Path) -> Non
         content = path.read_bytes()
         path.write_bytes(damaged(content, 0, len(content), rng))
         found = list[bytes]()
-        with at_once():
-            message = told(lambda: found.extend(read_prepared(tmp_path / "to")), codes=(2, 3, 4), names=str(tmp_path))  # noqa: B023
+        message = told(lambda: found.extend(read_prepared(tmp_path / "to")), codes=(2, 3, 4), names=str(tmp_path))  # noqa: B023
         campaign.came("told" if message else f"harmless in {path.name}")
         assert message or found == whole, path
 
 
 def test_data_that_are_a_pipe_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.parquet")
-    with at_once(), pytest.raises(InputError, match=r"data\.parquet: expected a regular file, got a pipe"):
+    with pytest.raises(InputError, match=r"data\.parquet: expected a regular file, got a pipe"):
         opened(tmp_path)
 
 

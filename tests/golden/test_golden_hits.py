@@ -18,7 +18,6 @@ from support.example_policies import Sieve
 from support.golden_runs import CALIBRATION_BATCHES, drifting_ids, planned_hits, trace
 from support.make_trace import RANKS
 
-from adaptive.plugins import make_policy
 from adaptive.policies.device import Device
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.hybrid import Hybrid
@@ -120,11 +119,6 @@ def test_the_baselines_hit_nothing_and_everything() -> None:
     uses = sum(len(set(batch)) for batch in trace())
     assert planned_hits(Hybrid(), "0", 2) == 0
     assert planned_hits(Device(), "100%", 2) == uses - first_uses
-
-
-@pytest.mark.parametrize("policy", [LRU, LFU])
-def test_hits_do_not_depend_on_how_the_policy_is_named(policy: type[Policy]) -> None:
-    assert planned_hits(make_policy(policy.__name__.lower()), "500", 0) == planned_hits(policy(), "500", 0)
 
 
 def test_belady_by_hand() -> None:

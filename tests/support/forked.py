@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -147,27 +147,15 @@ def _midwife(line: Connection, tag: int, function: Callable[..., None], argument
     os._exit(0)
 
 
-@contextmanager
-def toy_data() -> Iterator[None]:
-    """Inside, runs train on the toy data."""
-    from adaptive.training.runs import resuming, training
-    from support.toy import ToyData
-
-    before = [(module, module.open_data) for module in (training, resuming)]
-    for module, _ in before:
-        module.open_data = lambda config, run_directory=None: ToyData()  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for module, found in before:
-            module.open_data = found  # type: ignore[attr-defined]
-
-
 def train(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
     """Train or resume a run of the toy data."""
-    from adaptive.training.runs import resume_run, train_run
+    import pytest
 
-    with toy_data(), open(log, "a") as stream:
+    from adaptive.training.runs import resume_run, train_run
+    from support.toy_runs import ToyData, open_toy_data
+
+    with pytest.MonkeyPatch.context() as patch, open(log, "a") as stream:
+        open_toy_data(patch, ToyData())
         if resume:
             resume_run(out, stream=stream)
         else:

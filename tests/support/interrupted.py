@@ -18,12 +18,12 @@ from adaptive.embeddings.planning import skipping
 from adaptive.policies.rules import defer
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.durable import Disk
-from adaptive.training.runs import loading, resume_run, resuming, train_run, training
+from adaptive.training.runs import resume_run, train_run, training
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord
 from support.example_policies import S3FIFO, SIEVE
 from support.toy import ToyData, toy_config
-from support.toy_runs import Hooked, in_model
+from support.toy_runs import Hooked, in_model, open_toy_data
 
 Numbers = dict[str, NDArray[Any]]
 How = Literal["kill", "stop"]
@@ -68,8 +68,7 @@ def config_of(policy: str, *, device: str = "auto", **changed: Any) -> TrainConf
 def small_world(num_train: int = 640) -> Iterator[pytest.MonkeyPatch]:
     """Inside, runs use the toy data, and a disk that does not wait until all is stored."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (training, loading, resuming):
-            patch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train))
+        open_toy_data(patch, ToyData(num_train))
         # Compiling trains the model, too: the interruption would come in there, before the run listens to signals.
         patch.setattr(training, "rehearse", lambda *given: 0.0)
         for module in (skipping, defer):  # toy rows are far from saturation

@@ -28,14 +28,19 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
+def open_toy_data(patch: pytest.MonkeyPatch, toy: ToyData) -> None:
+    """Make this data set what every run opens."""
+    for module in (training, loading, resuming):
+        patch.setattr(module, "open_data", lambda config, run_directory=None: toy)
+
+
 @pytest.fixture(name="data")
 def data_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ToyData]:
     """`data(...)` makes the toy data set what every run opens."""
 
     def use(*arguments: Any, **options: Any) -> ToyData:
         toy = ToyData(*arguments, **options)
-        for module in (training, loading, resuming):
-            monkeypatch.setattr(module, "open_data", lambda config, run_directory=None: toy)
+        open_toy_data(monkeypatch, toy)
         return toy
 
     use()
