@@ -1,9 +1,15 @@
 """`ShardedEmbeddingBag` on one to four processes, against one `TieredEmbeddingBag`."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.rank_pool import ROOT, RankPool
+
+from adaptive.errors import OutputError
+from adaptive.storage.run_directory import LOCK
+from adaptive.training.runs.distributed import require_shared_directory
 
 JOBS = str(ROOT / "tests/support/sharded_jobs.py")
 
@@ -40,6 +46,17 @@ def test_any_number_of_ranks_loads_what_any_number_saved(pool: RankPool, tmp_pat
         run(pool, saved, out, "save")
         for size in loaded:
             run(pool, size, out, "load", str(saved))
+
+
+def test_a_directory_that_a_rank_does_not_see_is_an_error_before_training(tmp_path: Path) -> None:
+    """As on two servers whose run directory is on a local disk of the first."""
+    (tmp_path / LOCK).touch()
+    rows = SimpleNamespace(gather_facts=lambda fact, what: [fact, False])
+    peers: Any = SimpleNamespace(rows=rows, names=["rank 0 of 2 on a", "rank 1 of 2 on b"])
+    with pytest.raises(OutputError, match=r"on all ranks, got none on rank 1 of 2 on b.*shared file system"):
+        require_shared_directory(tmp_path, peers)
+    rows.gather_facts = lambda fact, what: [fact, fact]
+    require_shared_directory(tmp_path, peers)
 
 
 @pytest.mark.parametrize("how", ["id", "raise", "leave", "kill", "settings"])

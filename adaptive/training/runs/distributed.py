@@ -17,7 +17,7 @@ from adaptive.distributed.peers import Peers
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_whole, write_shard
 from adaptive.storage.durable import write_failed
-from adaptive.storage.run_directory import RunDirectory, newest_first
+from adaptive.storage.run_directory import LOCK, RunDirectory, newest_first
 from adaptive.system import StopRequest, is_rank
 
 
@@ -137,6 +137,17 @@ def checkpoints_of(
 def path_of_first(directory: Path, peers: Peers) -> Path:
     """The first rank's directory."""
     return Path(peers.rows.gather_facts(str(directory.absolute()), "directory")[0])
+
+
+def require_shared_directory(path: Path, peers: Peers) -> None:
+    """Raise OutputError on all ranks, before training, unless all see the first rank's directory `path`."""
+    seen = peers.rows.gather_facts((path / LOCK).is_file(), "directory")
+    if not all(seen):
+        blind = ", ".join(peers.names[rank] for rank, sees in enumerate(seen) if not sees)
+        raise OutputError(
+            f"expected run directory {path} of {peers.names[0]} on all ranks, got none on {blind}: every rank writes "
+            "its rows there. Use --out on a shared file system, or --set save=false"
+        )
 
 
 def _load_together(path: Path, peers: Peers) -> Checkpoint:

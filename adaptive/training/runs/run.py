@@ -24,7 +24,7 @@ from adaptive.storage.run_directory import RunDirectory, newest_first
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.components import Components, set_rates, total_samples
 from adaptive.training.evaluation import Evaluation, evaluate
-from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, path_of_first
+from adaptive.training.runs.distributed import AgreedStop, checkpoints_of, path_of_first, require_shared_directory
 from adaptive.training.runs.following import MOST_JUDGED, FollowLoop, quality_of_files
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.state import SavedProgress, content, restore_recorder
@@ -121,6 +121,8 @@ class Run:
         self.left, self._stream, embeddings = left, stream, components.embeddings
         self._peers = embeddings.peers if isinstance(embeddings, ShardedEmbeddingBag) else None
         self._where = directory.path if self._peers is None else path_of_first(directory.path, self._peers)
+        if self._peers is not None and config.save:
+            require_shared_directory(self._where, self._peers)
         self._seen_before = dataset.out_of_range(), dataset.truncated()
         self._reached: Evaluation | None = None  # the evaluation that ended training
         self._total_samples = total_samples(config, dataset)
