@@ -252,7 +252,8 @@ def changed(settings: S, changes: Sequence[str]) -> S:
         SystemExit: for a name that is no setting of this benchmark, or one that is no number, text or tuple of them.
     """
     base: Any = settings
-    current = {setting.name: getattr(base, setting.name) for setting in fields(base)}
+    # An empty tuple takes values like those of the default.
+    current = {setting.name: getattr(base, setting.name) or setting.default for setting in fields(base)}
     current = {name: value for name, value in current.items() if _is_plain(value)}
     values = {}
     for change in changes:
