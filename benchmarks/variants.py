@@ -84,9 +84,14 @@ class NotAvailable(Exception):  # noqa: N818 (a reason, not a fault)
 
 
 class Embeddings(ABC):
-    """Embedding tables with their optimizer, from anybody."""
+    """Embedding tables with their optimizer, from anybody.
+
+    Attributes:
+        by_graph: True if the dense part's passes are to be CUDA graphs.
+    """
 
     name: ClassVar[str]
+    by_graph = False
 
     @abstractmethod
     def load(self, weights: Iterable[NDArray[np.float32]]) -> None:

@@ -115,6 +115,7 @@ class Comparison:
     def _open(self, spec: Spec) -> Iterator[Embeddings]:
         """Build, check and fill the variant."""
         embeddings = open_variant(spec, self.workload, self.accelerator)
+        embeddings.by_graph = bool(spec.graph)
         try:
             self._check(spec, embeddings)
             if isinstance(embeddings, Tiers):
@@ -145,7 +146,7 @@ class Comparison:
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
         kind = TrainerLine if isinstance(embeddings, Tiers) and embeddings.by_trainer else Line
         kind = PipelineLine if isinstance(embeddings, TorchRecPipeline) else kind
-        part = WholeStep(self.workload, self.accelerator, graph=isinstance(embeddings, Tiers) and embeddings.by_graph)
+        part = WholeStep(self.workload, self.accelerator, graph=embeddings.by_graph)
         return kind(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:

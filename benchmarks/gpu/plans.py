@@ -135,7 +135,10 @@ SMOKE = Stage("smoke", 60, pytest("tests/gpu", "tests/kernels/rows", "-m", "smok
 RUN = Stage("run", 80, commands(float32="tf32=false", TF32="tf32=true"))
 FLOAT32, ALL_PRECISIONS = "precisions=float32", "precisions=float32,tf32,bf16"
 ALL_BATCHES = "batches=2048,16384,65536"
-PEERS = "variants=device,device:graph=1,lru:10,lru:10:graph=1,fbgemm,fbgemm_cached:10,torchrec:10"
+PEERS = (
+    "variants=device,device:graph=1,lru:10,lru:10:graph=1,lru:10:trainer=1,fbgemm,fbgemm:graph=1,fbgemm_cached:10,"
+    "fbgemm_cached:10:graph=1,torchrec:10"
+)
 COPIES = ("programs=64", "programs=1000000", "transfer=staged")  # as usual, one tile each, through buffers
 PLANS: dict[str, tuple[Stage, ...]] = {
     "smoke": (
@@ -192,8 +195,10 @@ PLANS: dict[str, tuple[Stage, ...]] = {
         )),
     ),
     "peers": (
-        Stage("rowwise", 200, bench("step", FLOAT32, "batches=16384", PEERS)),
-        Stage("sgd", 200, bench("step", FLOAT32, "batches=16384", "optimizer=sgd", f"{PEERS},torch")),
+        Stage("rowwise", 260, bench("step", FLOAT32, "batches=16384", "rounds=5", PEERS)),
+        Stage("sgd", 260, bench(
+            "step", FLOAT32, "batches=16384", "rounds=5", "optimizer=sgd", f"{PEERS},torch,torch:graph=1",
+        )),
     ),
     "everything": (
         Stage("probe", 240, bench("probe")),

@@ -165,7 +165,7 @@ class Tiers(Ours):
         tier = TierConfig.model_validate({"device_rows": wanted, "when_full": "reduce_lookahead", **ways})
         skip = SkipConfig(rule="adaptive.policies.rules.defer:Defer") if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
-        self.title, self.by_trainer, self.by_graph = spec.title, bool(spec.trainer), bool(spec.graph)
+        self.title, self.by_trainer = spec.title, bool(spec.trainer)
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = 0
         self._running = None
