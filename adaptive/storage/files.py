@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,18 +13,15 @@ from adaptive.errors import AdaptiveError, CheckpointError, ConfigError
 JsonObject = dict[str, Any]  # of JSON values
 
 
-def read_file(path: Path, *, most: int | None = None, error: type[AdaptiveError] = CheckpointError) -> bytes:
-    """Return the content of a file of at most `most` bytes.
+def read_file(path: Path, *, error: type[AdaptiveError] = CheckpointError) -> bytes:
+    """Return the content of a file.
 
     Raises:
-        AdaptiveError: `error`, if it is no regular file, is larger, or cannot be read; names the file.
+        AdaptiveError: `error`, if it is no regular file or cannot be read; names the file.
     """
     try:
         if path.exists() and not path.is_file():  # reading a pipe would wait
             raise error(f"{path}: expected a regular file, got {'a folder' if path.is_dir() else 'a pipe or a device'}")
-        size = path.stat().st_size
-        if most is not None and size > most:
-            raise error(f"{path}: expected at most {most:,} bytes, got {size:,}")
         return path.read_bytes()
     except (OSError, ValueError) as failed:
         raise error(f"{path}: expected a regular file, got {getattr(failed, 'strerror', None) or failed}") from failed
@@ -66,7 +63,6 @@ def read_json(
     return content
 
 
-MOST_BYTES: Final = 256 << 10  # tomllib takes a minute for 400 KB of dotted keys
 M = TypeVar("M", bound=BaseModel)
 
 

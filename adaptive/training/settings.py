@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from adaptive.config import TrainConfig, reason
 from adaptive.errors import ConfigError, PolicyError, suggestion
 from adaptive.plugins import CODE_SETTINGS, PARAMETER, checked_options, load_policy_class, parse_policy, refuse_unnamed
-from adaptive.storage.files import MOST_BYTES, read_file
+from adaptive.storage.files import read_file
 
 PREFIX: Final = "ADAPTIVE_"
 NOT_SETTINGS: Final = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # for scripts, tests and benchmarks
@@ -182,9 +182,8 @@ def _read(file: Path) -> dict[str, object]:
     if not os.path.exists(file):  # False also for names that the system refuses
         raise ConfigError(f"configuration file {file} not found. Pass a .toml or .json file with --config")
     name, is_json = f"configuration file {file}", file.suffix == ".json"
-    raw = read_file(file, most=None if is_json else MOST_BYTES, error=ConfigError)
     try:
-        text = raw.decode("utf-8")
+        text = read_file(file, error=ConfigError).decode("utf-8")
         content = json.loads(text) if is_json else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"expected {'JSON' if is_json else 'TOML'}, got {error} ({name})") from error

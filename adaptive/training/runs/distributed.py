@@ -37,12 +37,8 @@ def launched_peers(config: TrainConfig) -> Iterator[Peers | None]:
 def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, object]:
     """Facts that must be equal on all ranks."""
     settings = config.model_dump(mode="json", exclude={"out"})  # only rank 0 uses it
-    return {"settings": settings, "data": dataset.fingerprint(), "versions": versions()}
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that affect numbers."""
-    return {"adaptive-train": version("adaptive-train"), "torch": torch.__version__}
+    versions = {"adaptive-train": version("adaptive-train"), "torch": torch.__version__}
+    return {"settings": settings, "data": dataset.fingerprint(), "versions": versions}
 
 
 def reporting_errors(peers: Peers | None) -> AbstractContextManager[None]:

@@ -143,7 +143,7 @@ class EvalRecord:
     gauc: float | None = None  # if `eval_by` names a feature
     file: str | None = None  # with `follow`: the file, which is trained next
     samples_read: int | None = None  # by training so far, with those that a rule skipped
-    seconds: float | None = field(default=None, compare=False)  # of training so far; see `RunTotals.seconds_later`
+    seconds: float | None = field(default=None, compare=False)  # of training so far; see `RunTotals.counted`
     cpu_seconds: float | None = field(default=None, compare=False)  # processor time of the same
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
@@ -207,54 +207,73 @@ WAITED: Final = "waited_share"  # share of these in which training waited for ro
 
 
 @dataclass(kw_only=True)
-class RunTotals:
-    """The sums of a run's intervals, which checkpoints have too."""
+class Work:
+    """What some intervals took."""
 
     steps: int = 0
-    samples: int = 0
     read: int = 0  # samples, with those that a rule dropped
     seconds: float = 0.0  # from each interval's samples per second
     cpu_seconds: float = 0.0  # processor time of this process, all threads
-    uncounted: tuple[int, float, float, int] | None = None
-    """Samples read, seconds, processor seconds and steps of the intervals that count in no speed: the first, and those
-    in which a kernel was compiled."""
-    plain_speed: tuple[float, float] = 0.0, 0.0
-    skipping_speed: tuple[float, float] = 0.0, 0.0
-    """Samples read and seconds of the counted intervals without skipping, and of those with it."""
+    stage_ms: dict[str, float] = field(default_factory=dict)
+
+    def add_work(self, work: "Work") -> None:
+        self.steps += work.steps
+        self.read += work.read
+        self.seconds += work.seconds
+        self.cpu_seconds += work.cpu_seconds
+        for stage, total in work.stage_ms.items():
+            self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + total
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples read per second."""
+        return self.read / self.seconds if self.seconds else None
+
+    @property
+    def time_ms(self) -> dict[str, float]:
+        """Mean milliseconds per step of each stage."""
+        return {stage: total / self.steps for stage, total in self.stage_ms.items()} if self.steps else {}
+
+
+@dataclass(kw_only=True)
+class RunTotals(Work):
+    """The sums of a run's intervals, which checkpoints have too.
+
+    Attributes:
+        counted: the intervals that count in speeds: all but the first, and those in which a kernel was compiled.
+        plain, skipping: those of them without skipping, and with it.
+    """
+
+    samples: int = 0
+    counted: Work = field(default_factory=Work)
+    plain: Work = field(default_factory=Work)
+    skipping: Work = field(default_factory=Work)
     latest_skipped_share: float | None = None  # of row updates, in the latest interval
     tables: dict[str, TableCounts] = field(default_factory=dict)  # rows "now" are those of the latest interval
     policy: dict[str, float | None] = field(default_factory=dict)  # the policy's latest numbers
     in_parts: float = 0.0  # batches trained in parts
     waited: float = 0.0  # those of them in which training waited for rows
-    stage_ms: dict[str, float] = field(default_factory=dict)
-    uncounted_ms: dict[str, float] = field(default_factory=dict)
 
     def add(self, record: IntervalRecord) -> None:
         """Add the next interval."""
         steps = record.step - self.steps
-        samples = record.samples - self.samples
-        so_far = record.samples if record.samples_read is None else record.samples_read
-        read = so_far - self.read
-        seconds = read / record.samples_per_s if record.samples_per_s > 0 else 0.0
-        self.steps += steps
-        self.samples += samples
-        self.read += read
-        self.seconds += seconds
-        cpu_seconds = record.cpu_seconds or 0.0
-        self.cpu_seconds += cpu_seconds
-        is_counted = self.uncounted is not None and not record.compiled
-        for stage, mean in record.time_ms.items():
-            self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + mean * steps
-            if not is_counted:
-                self.uncounted_ms[stage] = self.uncounted_ms.get(stage, 0.0) + mean * steps
-        if is_counted:
-            if read > samples or any(counts.skipped_updates for counts in record.tables.values()):
-                self.skipping_speed = self.skipping_speed[0] + read, self.skipping_speed[1] + seconds
+        read = (record.samples if record.samples_read is None else record.samples_read) - self.read
+        work = Work(
+            steps=steps,
+            read=read,
+            seconds=read / record.samples_per_s if record.samples_per_s > 0 else 0.0,
+            cpu_seconds=record.cpu_seconds or 0.0,
+            stage_ms={stage: mean * steps for stage, mean in record.time_ms.items()},
+        )
+        if self.steps and not record.compiled:
+            self.counted.add_work(work)
+            drops = read > record.samples - self.samples
+            if drops or any(counts.skipped_updates for counts in record.tables.values()):
+                self.skipping.add_work(work)
             elif record.policy.get(RESTS, 1):  # a rule that works and skips nothing is slower than none
-                self.plain_speed = self.plain_speed[0] + read, self.plain_speed[1] + seconds
-        else:
-            counted = self.uncounted or (0, 0.0, 0.0, 0)
-            self.uncounted = (counted[0] + read, counted[1] + seconds, counted[2] + cpu_seconds, counted[3] + steps)
+                self.plain.add_work(work)
+        self.add_work(work)
+        self.samples = record.samples
         self.latest_skipped_share = sum_tables(list(record.tables.values())).skipped_update_share
         for name, counts in record.tables.items():
             self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
@@ -267,43 +286,6 @@ class RunTotals:
         self.policy = dict(numbers)
         if self.in_parts:
             self.policy |= {IN_PARTS: self.in_parts / self.steps, WAITED: self.waited / self.in_parts}
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Samples read per second."""
-        return self.read / self.seconds if self.seconds else None
-
-    @property
-    def samples_per_s_later(self) -> float | None:
-        """Samples read per second in the counted intervals; None without them."""
-        read, seconds, _, _ = self.uncounted or (0, 0.0, 0.0, 0)
-        return (self.read - read) / (self.seconds - seconds) if 0 < seconds < self.seconds else None
-
-    @property
-    def seconds_later(self) -> tuple[float, float]:
-        """Seconds and processor seconds of training in the counted intervals, without evaluations."""
-        _, seconds, cpu_seconds, _ = self.uncounted or (0, 0.0, 0.0, 0)
-        return self.seconds - seconds, self.cpu_seconds - cpu_seconds
-
-    @property
-    def read_per_s(self) -> tuple[float, float] | None:
-        """Samples read per second before skipping began, and since then; None without intervals of both kinds."""
-        (samples, seconds), (later_samples, later_seconds) = self.plain_speed, self.skipping_speed
-        return (samples / seconds, later_samples / later_seconds) if seconds and later_seconds else None
-
-    @property
-    def time_ms(self) -> dict[str, float]:
-        """Mean milliseconds per step of each stage."""
-        return {stage: total / self.steps for stage, total in self.stage_ms.items()} if self.steps else {}
-
-    @property
-    def time_ms_later(self) -> dict[str, float]:
-        """`time_ms` of the counted intervals, if there are some."""
-        steps = 0 if self.uncounted is None else self.uncounted[3]
-        if not 0 < steps < self.steps:
-            return self.time_ms
-        later = self.steps - steps
-        return {stage: (total - self.uncounted_ms[stage]) / later for stage, total in self.stage_ms.items()}
 
 
 # -- names of all numbers in views and summaries ----------------------------------------------------------------------

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -179,11 +179,9 @@ class Recorder:
 
     def write_evaluation(self, evaluation: Evaluation, file: str | None = None) -> None:
         """Record an evaluation, perhaps of a followed file. Its time belongs to no interval."""
-        seconds, cpu_seconds = self.totals.seconds_later
-        read = inputs_of(self._embeddings.rule)[0] or self.samples
-        record = evaluation_record(evaluation, self.steps)
-        work = replace(record, samples_read=read, seconds=seconds, cpu_seconds=cpu_seconds)
-        self.evaluations.append(replace(work, file=file))
+        read, counted = inputs_of(self._embeddings.rule)[0] or self.samples, self.totals.counted
+        work: dict[str, Any] = {"samples_read": read, "seconds": counted.seconds, "cpu_seconds": counted.cpu_seconds}
+        self.evaluations.append(replace(evaluation_record(evaluation, self.steps), file=file, **work))
         self.write(self.evaluations[-1])
         self.start()
 

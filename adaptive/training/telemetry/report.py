@@ -110,8 +110,8 @@ class RunSummary:
         numbers = {
             "samples": totals.samples,
             "samples_per_s": totals.samples_per_s,
-            "samples_per_s_later": totals.samples_per_s_later,
-            "time_ms": totals.time_ms_later,
+            "samples_per_s_later": totals.counted.samples_per_s,
+            "time_ms": totals.counted.time_ms or totals.time_ms,
             "policy_numbers": totals.policy,
             **of_rows,
             **quality,
@@ -187,10 +187,10 @@ def _skipped_facts(summary: RunSummary, totals: RunTotals) -> list[str]:
 
 
 def _speed_facts(summary: RunSummary, totals: RunTotals) -> list[str]:
-    if totals.read_per_s is None:
+    before, since = totals.plain.samples_per_s, totals.skipping.samples_per_s
+    if before is None or since is None:
         speed = summary.samples_per_s_later or summary.samples_per_s
         return [f"{count_text(speed)} samples read per second"]
-    before, since = totals.read_per_s
     line = f"{count_text(since)} samples/s since skipping began, {count_text(before)} before"
     if since < before:
         return [line, f"skipping does not pay here: {since / before:.2f} times; use --policy lfu"]
