@@ -20,17 +20,17 @@ Differences from the paper:
 - The paper adapts the rate to the test loss at each swap. Here some of the first inputs are held back: the loss on them
   is measured after the last mini-batch of a phase, and they train in the last two phases. The loss arrives 8
   mini-batches later, or as many as are looked ahead. In the second epoch these inputs are no longer new.
+- The paper estimates from random chunks of rows how many are hot; here the counted rows are at hand.
 - Cold rows may use free slots of the device.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from adaptive import Batch, ByRow, Calibrates, InputPolicy, Refill, RowStats, TierView, concatenate
 from adaptive.policies.samples import (
@@ -40,7 +40,6 @@ from adaptive.policies.samples import (
     check_state,
     count_lookups,
     count_rows,
-    lookup,
 )
 
 START, LEAST, MOST = 50, 1, 100  # percent of an epoch's cold mini-batches
@@ -118,81 +117,22 @@ def hold_back(batches: Sequence[Batch], one_in: int) -> tuple[list[Batch], Batch
     return rest, concatenate(held) if held else None
 
 
-_CHUNKS, _CHUNK_ROWS, _CONFIDENCE = 35, 1024, 0.999  # of the paper
-_HALVINGS = 40  # of the interval that holds the threshold's logarithm
-
-
 def find_threshold(
-    rows: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    budget: int,
-    starts: NDArray[np.int64],
-    random: np.random.Generator,
+    rows: NDArray[np.int64], counts: NDArray[np.int64], budget: int, starts: NDArray[np.int64]
 ) -> tuple[float, NDArray[np.bool_]]:
-    """Find the smallest threshold whose hot rows are estimated to fit.
-
-    Returns it, and (n,) True for the counted rows that are hot.
+    """Return the smallest threshold whose hot rows fit, and (n,) True for the rows that are hot.
 
     Args:
         rows, counts: (n,) the counted rows of all tables, ascending, and their lookups.
         budget: number of rows that fit.
         starts: (tables + 1,) first row of each table, and the number of rows.
-        random: draws the chunks.
     """
     tables = np.searchsorted(starts, rows, "right") - 1
     shares = counts / np.bincount(tables, counts, minlength=len(starts) - 1)[tables]
-    chunks = [_chunks(rows, shares, int(first), int(last), random) for first, last in pairwise(starts)]
-    sizes = np.diff(starts)
-
-    def fits(threshold: float) -> bool:
-        return sum(map(_estimate, chunks, sizes, [threshold] * len(sizes))) <= budget
-
-    least = float(shares.min(initial=1.0))  # a row that was never counted is never hot
-    threshold = least if fits(least) else _smallest(fits, least)
+    levels, sizes = np.unique(shares, return_counts=True)
+    fitting = levels[::-1][np.cumsum(sizes[::-1]) <= budget]  # from the largest share down
+    threshold = float(fitting[-1]) if len(fitting) else np.inf
     return threshold, shares >= threshold
-
-
-def _smallest(fits: Callable[[float], bool], least: float) -> float:
-    """Find the smallest threshold that fits, by bisection on a logarithmic scale."""
-    low, high = np.log(least), np.log(2.0)  # above 1 no row is hot, which always fits
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(float(np.exp(middle))) else (middle, high)
-    return float(np.exp(high))
-
-
-def _chunks(
-    rows: NDArray[np.int64], shares: NDArray[np.float64], first: int, last: int, random: np.random.Generator
-) -> NDArray[np.float64]:
-    """(35, 1024) shares of lookups of random rows of a table, 0 = never counted.
-
-    For a table that is hardly larger than all chunks: (1, n) of all counted rows.
-
-    Args:
-        rows, shares: the counted rows of all tables, ascending, and their shares of their tables' lookups.
-        first, last: rows of the table.
-        random: draws the rows.
-    """
-    counted = slice(*np.searchsorted(rows, [first, last]))
-    if last - first <= 2 * _CHUNKS * _CHUNK_ROWS:
-        return shares[None, counted]
-    drawn = random.choice(last - first, _CHUNKS * _CHUNK_ROWS, replace=False) + first
-    return lookup(drawn, rows[counted], shares[counted], 0.0).reshape(_CHUNKS, _CHUNK_ROWS)
-
-
-def _estimate(chunks: NDArray[np.float64], size: int, threshold: float) -> float:
-    """Number of rows of a table above the threshold: exact, or estimated from chunks.
-
-    The estimate is the upper end of the 99.9% confidence interval of the mean (Student's t, with the correction for a
-    finite population of chunks). The paper takes the mean; this way the hot rows most likely fit.
-    """
-    hot = (chunks >= threshold).sum(axis=1)
-    if len(hot) == 1:
-        return float(hot[0])
-    num_chunks = size / _CHUNK_ROWS
-    spread = np.sqrt((num_chunks - len(hot)) / num_chunks * hot.var(ddof=1) / len(hot))
-    margin = stats.t.ppf((1 + _CONFIDENCE) / 2, len(hot) - 1) * spread
-    return float(num_chunks * (hot.mean() + margin))
 
 
 class FAE(Calibrates, InputPolicy):
@@ -200,7 +140,7 @@ class FAE(Calibrates, InputPolicy):
 
     Args:
         select: `threshold`: rows with at least a share t of their table's lookups are hot, with the smallest t whose
-            hot rows are estimated to fit the device, as in the paper; the rest of the room goes to the most frequent
+            hot rows fit the device, as in the paper; the rest of the room goes to the most frequent
             other rows. `top`: the most frequent rows of all tables together, as many as fit, as in the released code.
         small_table_bytes: smaller tables are hot as a whole, smallest first, as far as they fit; for
             `select="threshold"` only.
@@ -210,7 +150,6 @@ class FAE(Calibrates, InputPolicy):
         held_back: hold back one of this many inputs for the test loss; 0: none, and the rate is constant.
         measure_every: fewest mini-batches between two test losses; each costs a forward pass over the held-back inputs.
         spool_bytes: memory for waiting hot mini-batches; more of them wait in a temporary file.
-        seed: of the chunks of rows from which the threshold is estimated.
 
     Attributes:
         hot_rows: number of hot rows.
@@ -233,14 +172,13 @@ class FAE(Calibrates, InputPolicy):
         held_back: int = 32,
         measure_every: int = 64,
         spool_bytes: int = 1 << 26,
-        seed: int = 0,
     ) -> None:
-        check_range(0, small_table_bytes=small_table_bytes, seed=seed)
+        check_range(0, small_table_bytes=small_table_bytes)
         check_range(1, block=block, measure_every=measure_every, spool_bytes=spool_bytes)
         if held_back < 0 or held_back == 1:
             raise ValueError(f"held_back={held_back}: expected one input in 2 or more, or 0: none")
         self.select, self.small_table_bytes = select, small_table_bytes
-        self.block, self.held_back, self.seed = block, held_back, seed
+        self.block, self.held_back = block, held_back
         self.measure_every, self.spool_bytes = measure_every, spool_bytes
         self.scheduler = ShuffleScheduler(rate)
         self.threshold = 1.0
@@ -276,10 +214,9 @@ class FAE(Calibrates, InputPolicy):
             small = np.concatenate([small, *(np.arange(starts[table], starts[table + 1]) for table in tables)])
             others = ~np.isin(np.searchsorted(starts, rows, "right") - 1, tables)
             rows, counts, budget = rows[others], counts[others], budget - len(small)
-            self.threshold, chosen = find_threshold(rows, counts, budget, starts, np.random.default_rng(self.seed))
+            self.threshold, chosen = find_threshold(rows, counts, budget, starts)
             counts = counts + chosen * counts.max(initial=0)  # they come first
-        # An estimate may be short of the truth: what does not fit has to be left out, least frequent first. It may also
-        # leave room: in a small sample many rows are equally frequent, and a threshold takes all of them or none.
+        # A threshold may leave room: of many rows that are equally frequent, it takes all or none.
         most = np.argsort(-counts, kind="stable")[:budget]
         self._adopt(np.union1d(small, rows[most]), view)
 

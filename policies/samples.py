@@ -7,27 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, TierView
 
-Scalar = TypeVar("Scalar", bound=np.generic)
-
 
 def count_rows(sample: Sequence[Batch], view: TierView) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(n,) each: rows that a sample looks up, ascending, and their lookups."""
     return np.unique(np.concatenate([view.rows(batch) for batch in sample]), return_counts=True)
-
-
-def lookup(rows: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[Scalar], default: Any) -> NDArray[Scalar]:
-    """(n,) values of rows (n,), by the `values` (m,) of ascending `keys` (m,), or `default`."""
-    if not len(keys):
-        return np.full(len(rows), default, values.dtype)
-    places = np.minimum(np.searchsorted(keys, rows), len(keys) - 1)
-    return np.where(keys[places] == rows, values[places], default)
 
 
 def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:

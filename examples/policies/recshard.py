@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Calibrates, RowStats, TierView
-from adaptive.policies.samples import check_range, check_state, count_rows, lookup
+from adaptive import Batch, ByRow, Calibrates, RowStats, TierView
+from adaptive.policies.samples import check_range, check_state, count_rows
 
 
 class RecShard(Calibrates):
@@ -39,41 +39,42 @@ class RecShard(Calibrates):
     def __init__(self, *, steps: int = 100) -> None:
         check_range(1, steps=steps)
         self.steps = steps
-        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)  # of the sample, ascending
-        self._rates: NDArray[np.float64] = np.zeros(0)  # aligned: expected lookups per sample
+        self._rates = ByRow(np.float64)  # expected lookups per sample; 0: not in the sample
         self._unseen: NDArray[np.float64] = np.zeros(0)  # (tables,) the same of a row that is not in the sample
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         samples = sum(batch.num_samples for batch in sample)
         if not samples:
             return
-        self._rows, counts = count_rows(sample, view)
+        rows, counts = count_rows(sample, view)
         starts = view.table_starts
-        borders = np.searchsorted(self._rows, starts)
-        self._rates, self._unseen = np.zeros(len(self._rows)), np.zeros(len(starts) - 1)
+        borders = np.searchsorted(rows, starts)
+        rates, self._unseen = np.zeros(len(rows)), np.zeros(len(starts) - 1)
         for table, (first, last) in enumerate(pairwise(borders)):
             of_table = counts[first:last]
             unseen = int(starts[table + 1] - starts[table]) - len(of_table)
             beyond = int((of_table == 1).sum()) if unseen else 0  # lookups expected to go to rows not seen so far
             share_seen = 1 - beyond / max(int(of_table.sum()), 1)
             self._unseen[table] = beyond / max(unseen, 1) / samples
-            self._rates[first:last] = np.maximum(  # being in the sample makes no row less likely
+            rates[first:last] = np.maximum(  # being in the sample makes no row less likely
                 share_seen * _smoothed(of_table, self.steps) / samples, self._unseen[table]
             )
+        self._rates.restore(rows, rates)
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:
         if not len(self._unseen):
             return np.zeros(len(rows))
-        return lookup(rows.rows, self._rows, self._rates, self._unseen[rows.table])
+        rates = self._rates[rows.rows]
+        return np.where(rates > 0, rates, self._unseen[rows.table])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        return {"rows": self._rows, "rates": self._rates, "unseen": self._unseen}
+        rows = self._rates.rows()
+        return {"rows": rows, "rates": self._rates[rows], "unseen": self._unseen}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, "rows", "rates", "unseen")
-        if len(state["rows"]) != len(state["rates"]):
-            raise ValueError("RecShard: expected rows and rates of one length")
-        self._rows, self._rates, self._unseen = state["rows"], state["rates"], state["unseen"]
+        self._rates.restore(state["rows"], state["rates"])
+        self._unseen = state["unseen"]
 
 
 def _smoothed(counts: NDArray[np.int64], steps: int) -> NDArray[np.float64]:

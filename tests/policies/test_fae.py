@@ -90,19 +90,12 @@ def test_small_tables_that_do_not_fit_are_counted_like_others() -> None:
     assert hot(policy, 60) == [3, 17, 18]
 
 
-def test_a_large_table_is_estimated_from_chunks() -> None:
-    """Of 400,000 rows 40,000 are looked up twice and 100,000 once; 60,000 fit."""
-    rows = np.random.default_rng(1).permutation(400_000)
-    ids = np.concatenate([rows[:40_000], rows[:140_000]])
-    batch = batch_of(ids)
+def test_room_that_a_threshold_leaves_is_used() -> None:
+    """Of 40 rows 4 are looked up twice and 10 once; 6 fit."""
     policy = FAE(small_table_bytes=0)
-    policy.calibrate([batch], tables((400_000,), 60_000))
-    assert 1 / 180_000 < policy.threshold <= 2 / 180_000
-    assert policy.hot_rows == 60_000 and set(rows[:40_000]) <= set(hot(policy, 400_000)) <= set(rows[:140_000])
-    again = FAE(small_table_bytes=0)
-    again.calibrate([batch], tables((400_000,), 41_000))  # they fit, and are not sure to: the interval is wider
-    assert again.threshold > 2 / 180_000
-    assert again.hot_rows == 41_000 and set(rows[:40_000]) <= set(hot(again, 400_000)), "room that is left is used"
+    policy.calibrate([batch_of(np.concatenate([np.arange(4), np.arange(14)]))], tables((40,), 6))
+    assert policy.threshold == 2 / 18
+    assert policy.hot_rows == 6 and set(range(4)) <= set(hot(policy, 40)) <= set(range(14))
 
 
 def test_bytes_of_rows_are_those_of_their_tables() -> None:
