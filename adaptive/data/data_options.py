@@ -185,16 +185,15 @@ class DataOptions(Config):
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the shuffle and of dropped or drawn negatives")
     num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         default="auto",
-        description="threads that read files (or Parquet row groups) or make the built-in stream, in parallel; results "
-        "do not depend on it; auto: a quarter of the cores, 1 to 4, for Parquet 1. prepare: one for each core, for "
-        "Parquet 1",
+        description="threads that read text files or make the built-in stream, in parallel; results do not depend on "
+        "it; auto: a quarter of the cores, 1 to 4. prepare: one for each core",
     )
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
     max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="maximum length of a line; longer is bad")
 
-    def threads(self, most: int = 4) -> int:
-        """Number of threads that read; at most `most` unless it is set."""
-        return max(1, min(most, usable_cores() // 4)) if self.num_workers == "auto" else self.num_workers
+    def threads(self) -> int:
+        """Number of threads that read."""
+        return max(1, min(4, usable_cores() // 4)) if self.num_workers == "auto" else self.num_workers
 
     @model_validator(mode="after")
     def _one_mapping(self) -> Self:

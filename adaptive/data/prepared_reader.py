@@ -241,16 +241,16 @@ class _Part:
         except OSError as error:
             raise InputError(f"{self._path}: expected a regular file, got {error.strerror}. {_AGAIN}") from error
 
-    def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
-        """Yield batches of `size` of the samples [start, stop); the last one may be smaller.
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yield batches of `size` samples; the last one may be smaller.
 
         Raises:
             InputError: if the file was written to since it was opened, since blocks are verified only once.
         """
         with suppress(FileNotFoundError):  # a removed file can still be read while it is mapped
             self._file.require_unchanged(self._path.stat())
-        stop = int(self._starts[-1]) if stop is None else stop
-        for first in range(start, stop, size):
+        stop = int(self._starts[-1])
+        for first in range(0, stop, size):
             yield self._samples(first, min(first + size, stop))
 
     def _samples(self, first: int, stop: int) -> Batch:

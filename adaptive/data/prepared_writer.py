@@ -63,8 +63,7 @@ def prepare(
     def fill(folder: Path) -> None:
         changed = {"shuffle_buffer": 0}
         if options.num_workers == "auto":
-            is_parquet = spec.startswith("parquet:")  # which several threads read more slowly
-            changed["num_workers"] = 1 if is_parquet else usable_cores()
+            changed["num_workers"] = usable_cores()
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
         written.append(_Writer(dataset, spec, folder, begins, disk).write())
         if (folder / "rejects.jsonl").exists():

@@ -122,10 +122,8 @@ def test_every_format_has_the_same_keys_and_times(tmp_path: Path) -> None:
     spec = f"csv:{tmp_path / 'data.csv'}"
     schema_path = DataOptions(schema_path=tmp_path / "schema.toml")
     prepare(spec, schema_path, tmp_path / "prepared")
-    (tmp_path / "parallel").mkdir()
     for other in (
         parquet(tmp_path, table),
-        parquet(tmp_path / "parallel", table, num_workers=3),
         from_frame(table, tmp_path / "schema.toml"),
         open_dataset(f"prepared:{tmp_path / 'prepared'}", DataOptions()),
     ):

@@ -1,6 +1,6 @@
 """Read the rows of a part with several threads, in the order of a single reader.
 
-Each thread takes the next piece (a text file, a row group), fills blocks from it, records bad rows, and works ahead
+Each thread takes the next piece (a text file), fills blocks from it, records bad rows, and works ahead
 until its limit of blocks is reached. The consumer takes blocks and bad rows in order, so batches, rejects and errors do
 not depend on the number of threads.
 """

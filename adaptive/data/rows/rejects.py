@@ -16,7 +16,6 @@ from adaptive.errors import InputError, printable
 
 logger = logging.getLogger("adaptive.data")
 
-MOST_WRITTEN = 1_000_000
 _SHOWN = 20
 _TEXT_BYTES = 200
 _SHOWN_CHARACTERS = 60
@@ -103,8 +102,8 @@ class RejectLog:
 
     Args:
         files: names of the files in messages.
-        run_dir: folder of `rejects.jsonl`, to which at most a million bad lines are appended, as JSON objects {"file",
-            "line", "cause", "column", "text"} with at most 200 bytes of text; or None.
+        run_dir: folder of `rejects.jsonl`, to which bad lines are appended, as JSON objects {"file", "line", "cause",
+            "column", "text"} with at most 200 bytes of text; or None.
         header_lines: lines at the start of each file that are not data.
         unit: name of what is counted, in messages.
     """
@@ -170,8 +169,8 @@ class RejectLog:
         self._check(self.num_lines)
 
     def _note(self, file: int, bad: list[BadLine]) -> None:
-        """Count bad lines, show the first ones, and write the first million."""
-        name, written = self._files[file], self._counts.total()
+        """Count bad lines, show the first ones, and write them."""
+        name = self._files[file]
         for entry in bad:
             self._counts[entry.cause] += 1
             if entry.cause not in self._first_of:
@@ -182,13 +181,9 @@ class RejectLog:
                 logger.warning("bad line %s", self._first[-1][1])
                 if len(self._first) == _SHOWN:
                     logger.warning("more bad lines are not shown; see %s", self._path or "the counts at the end")
-        if self._path is None:
-            return
-        if new := bad[: max(MOST_WRITTEN - written, 0)]:
+        if self._path is not None and bad:
             with open(self._path, "a", encoding="utf-8", errors="backslashreplace") as out:
-                out.writelines(_record(name, entry) for entry in new)
-        if written <= MOST_WRITTEN < written + len(bad):
-            logger.warning("%s has the first %d bad lines; more are only counted", self._path, MOST_WRITTEN)
+                out.writelines(_record(name, entry) for entry in bad)
 
     def _check(self, num_lines: int) -> None:
         number = self._counts.total() - self._counts["empty"]

@@ -212,7 +212,7 @@ class RowDataset(Dataset):
             self._part_read = read
 
         rows = block_rows(self._source.READ_ROWS, batch_size)
-        threads = self._options.threads(self._source.MOST_THREADS)
+        threads = min(self._options.threads(), self._source.MOST_THREADS)
         with closing(read_part(self._source, part, rows, threads=threads, report=note)) as blocks:
             for block in blocks:
                 look(block)

@@ -299,7 +299,7 @@ class RowSource(ABC):
     """Pieces of data whose rows become the same columns; `formats` has the format of each."""
 
     READ_ROWS: ClassVar[int] = 1  # minimum number of rows to read at once
-    MOST_THREADS: ClassVar[int] = 4  # that read it, unless more are set
+    MOST_THREADS: ClassVar[int] = 256  # that read it
     files: Sequence[Fingerprinted]
     pieces: Sequence[Piece]
     formats: tuple[RowFormat, ...]

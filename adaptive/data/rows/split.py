@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from adaptive.data import PartRead, ReportBytes, begin_reading
+from adaptive.data import PartRead, begin_reading
 from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
 from adaptive.data.rows.parallel_reader import ParallelReader
@@ -56,18 +56,16 @@ def survey(
     mark_rows: int = MARK_ROWS,
     window: tuple[float, float] = EVERYTHING,
     look: Callable[[Block], None] | None = None,
-    report: ReportBytes | None = None,
 ) -> Survey:
     """Read everything once and count rows.
 
     Args:
         look: is called with each block.
-        report: is called after each block of `mark_rows`; None: that of `listen_to_reading`.
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
     """
-    report = report or begin_reading()
+    report = begin_reading()
     num_bytes = source.size(files)
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
     with source.reader(files, window=window) as reader:

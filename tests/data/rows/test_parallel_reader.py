@@ -112,45 +112,35 @@ def rows(count: int, seed: int, bad: int = 0) -> list[str]:
     return actual
 
 
-def opened(folder: Path, num_workers: int, *, bad: int = 0, kind: str = "csv", **options: object):
+def opened(folder: Path, num_workers: int, *, bad: int = 0, **options: object):
     """Five files of 0 to 90 rows, written where they are missing: data that are open must not change."""
     (folder / "schema.toml").write_text(SCHEMA)
     for number, count in enumerate((90, 7, 0, 64, 33)):
-        if (folder / f"{number}.{kind}").exists():
-            continue
         text = "click,price,user,tags\n" + "".join(f"{row}\n" for row in rows(count, number, bad if count else 0))
-        (folder / f"{number}.csv").write_text(text)
-        if kind == "parquet":
-            pytest.importorskip("pyarrow")
-            from pyarrow import csv, parquet
-
-            table = csv.read_csv(folder / f"{number}.csv", convert_options=csv.ConvertOptions(
-                column_types={"price": "string", "tags": "string"}, strings_can_be_null=True))  # fmt: skip
-            parquet.write_table(table, folder / f"{number}.parquet", row_group_size=20)
+        if not (folder / f"{number}.csv").exists():
+            (folder / f"{number}.csv").write_text(text)
     given = DataOptions(schema_path=folder / "schema.toml", num_workers=num_workers, **options)
-    return open_dataset(f"{kind}:{folder}/*.{kind}", given)
+    return open_dataset(f"csv:{folder}/*.csv", given)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_bytes_read_rise_to_the_bytes_of_the_files(tmp_path: Path, num_workers: int, kind: str) -> None:
-    data = opened(tmp_path, num_workers, kind=kind)
+def test_bytes_read_rise_to_the_bytes_of_the_files(tmp_path: Path, num_workers: int) -> None:
+    data = opened(tmp_path, num_workers)
     assert data.part_read() is None
     sizes = [piece.num_bytes for piece in data._source.pieces]
-    assert kind != "csv" or sizes == [path.stat().st_size for path in sorted(tmp_path.glob("*.csv"))]
+    assert sizes == [path.stat().st_size for path in sorted(tmp_path.glob("*.csv"))]
     for batch_size in (16, 7):
         reads = [data.part_read() for _ in data.train(batch_size)]
         assert {(read.total, read.in_bytes) for read in reads} == {(sum(sizes), True)}
         done = [read.done for read in reads]
         assert done == sorted(done) and done[-1] == sum(sizes)
-        assert done[0] == sizes[0] or kind == "parquet"  # whose blocks hold several row groups
+        assert done[0] == sizes[0]
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("options", [{}, {"holdout": 0.3}, {"shuffle_buffer": 50}], ids=str)
-def test_batches_and_bad_rows_are_those_of_one_reader(tmp_path: Path, kind: str, options: dict[str, object]) -> None:
+def test_batches_and_bad_rows_are_those_of_one_reader(tmp_path: Path, options: dict[str, object]) -> None:
     allowed = {"max_bad_fraction": 1.0, **options}
-    one, several = (opened(tmp_path, num_workers, bad=3, kind=kind, **allowed) for num_workers in (1, 3))
+    one, several = (opened(tmp_path, num_workers, bad=3, **allowed) for num_workers in (1, 3))
     assert one.fingerprint() == several.fingerprint()
     for size in (16, 50):
         for part in ("train", "evaluation"):
@@ -159,11 +149,10 @@ def test_batches_and_bad_rows_are_those_of_one_reader(tmp_path: Path, kind: str,
     assert one.num_train_samples() == several.num_train_samples()
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_errors_do_not_depend_on_the_number_of_threads(tmp_path: Path, kind: str) -> None:
+def test_errors_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     actual = []
     for num_workers in (1, 3):
-        data = opened(tmp_path, num_workers, bad=1, kind=kind)
+        data = opened(tmp_path, num_workers, bad=1)
         with pytest.raises(InputError) as error:
             list(data.train(16))
         actual.append(str(error.value).splitlines()[0].split("'. ")[0])
