@@ -1,7 +1,8 @@
-"""What `policies/README.md` says is true."""
+"""What `policies/README.md` and the example say is true."""
 
 import ast
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from adaptive.studies.policy_checks import check_policy
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "policies/README.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorials/policy.md").read_text()
+EXAMPLE = ROOT / "examples/custom_policy.py"
 
 
 def class_lines(source: str, name: str) -> int:
@@ -69,3 +71,15 @@ def test_a_built_in_is_one_file_with_a_paper(cls: type[Any]) -> None:
         "adaptive.policies.samples",
         *RULES,
     }
+
+
+def test_the_example_beats_lru(capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXAMPLE.read_text()
+    assert class_lines(source, "Fading") <= 10
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = dict(re.findall(r"(\w+) +hit rate ([\d.]+)%", capsys.readouterr().out))
+    assert float(printed["Fading"]) > float(printed["LRU"]) + 1
+
+
+def test_the_examples_policy_keeps_the_rules() -> None:
+    assert [result for result in check_policy(f"{EXAMPLE}:Fading") if not result.passed] == []
