@@ -17,7 +17,7 @@ from adaptive.arrays import Int64s, Rows, UInt64s
 from adaptive.embeddings.planning.books import NO_RESERVE, shares
 from adaptive.embeddings.planning.layout import Group
 from adaptive.embeddings.planning.plan import GroupPlan, Moves
-from adaptive.kernels.rows.cpu import initial, move, rounding, steps
+from adaptive.kernels.rows.cpu import initial, move, steps
 from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
 from adaptive.optim import RowOptimizer
@@ -108,7 +108,7 @@ class HostTier(ABC):
         if not self.rounds_by_key:
             return NO_KEYS
         group, keys = self.group, np.empty(len(rows), np.uint64)
-        rounding.rounding_keys(group.seed_rows(rows), group.seed_starts, group.table_keys, number, keys)
+        initial.rounding_keys(group.seed_rows(rows), group.seed_starts, group.table_keys, number, keys)
         return keys
 
     def initial(self, weights: Rows, state: Rows, to_rows: Int64s, rows: Int64s) -> None:
