@@ -98,20 +98,6 @@ def widen_lanes(builder: Any, bits: Any, lanes: int) -> Any:
     return builder.bitcast(wide, _like(ir.FloatType(), lanes))
 
 
-def widen_apart(builder: Any, bits: Any, lanes: int) -> Any:
-    """Generate `widen` for a block with even columns before odd ones: faster, as no instruction moves lanes."""
-    words = builder.bitcast(bits, _like(I32, lanes // 2))
-    even, odd = builder.shl(words, _constant(16, lanes // 2)), builder.and_(words, _constant(0xFFFF0000, lanes // 2))
-    both = builder.shuffle_vector(even, odd, ir.Constant(_like(I32, lanes), list(range(lanes))))
-    return builder.bitcast(both, _like(ir.FloatType(), lanes))
-
-
-def join_columns(builder: Any, value: Any, lanes: int) -> Any:
-    """Generate the natural order of columns of a block from that of `widen_apart`."""
-    order = [column // 2 + lanes // 2 * (column % 2) for column in range(lanes)]
-    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), ir.Constant(_like(I32, lanes), order))
-
-
 def narrow_lanes(builder: Any, value: Any, key: Any, column: Any, lanes: int, splat: Splat) -> Any:
     """Generate `narrow` for the columns [column, column + lanes); key i64 or None: to nearest.
 

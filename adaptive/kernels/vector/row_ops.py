@@ -41,7 +41,6 @@ from adaptive.kernels.vector.bfloat16 import (
     narrow_lanes,
     stream_key,
     widen,
-    widen_apart,
     widen_lanes,
 )
 
@@ -91,12 +90,10 @@ def in_blocks(builder: Any, width: Any, block: Callable[[Any, int], None]) -> No
         start = stop
 
 
-def load(builder: Any, place: Any, column: Any, lanes: int, *, apart: bool = False) -> Any:
-    """Return a block as float32. apart: even columns of bfloat16 rows before odd ones; `join_columns` reverts it."""
+def load(builder: Any, place: Any, column: Any, lanes: int) -> Any:
+    """Return a block as float32."""
     bits = _load_stored(builder, place, column, lanes)
-    if not is_bfloat16(place):
-        return bits
-    return widen_apart(builder, bits, lanes) if apart and lanes > 1 else widen_lanes(builder, bits, lanes)
+    return widen_lanes(builder, bits, lanes) if is_bfloat16(place) else bits
 
 
 def _load_stored(builder: Any, place: Any, column: Any, lanes: int) -> Any:

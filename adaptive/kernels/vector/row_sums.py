@@ -17,7 +17,7 @@ from numba.extending import lower_builtin
 
 from adaptive.kernels.jit import callable_in_kernels
 from adaptive.kernels.scratch import LINE, LINE_BYTES
-from adaptive.kernels.vector.bfloat16 import as_float32, join_columns
+from adaptive.kernels.vector.bfloat16 import as_float32
 from adaptive.kernels.vector.row_ops import (
     INT64,
     SquareSum,
@@ -146,7 +146,7 @@ def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect
             ahead = builder.add(p, ir.Constant(INT64, LOOKUPS_AHEAD))
             ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
             prefetch_block(builder, place(ahead), column, lanes)
-            columns = load(builder, place(p), column, lanes, apart=True)
+            columns = load(builder, place(p), column, lanes)
             if scales is None:
                 return columns
             return builder.fmul(splat(builder, item(context, builder, *scales, p), lanes), columns)
@@ -158,8 +158,6 @@ def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect
             with cgutils.for_range_slice(builder, first_after, stop, ir.Constant(INT64, 1), intp=INT64) as (p, _):
                 builder.store(builder.fadd(builder.load(total), term(p, column, lanes)), total)
             value = builder.load(total)
-            if lanes > 1 and kinds[2].dtype == types.uint16:
-                value = join_columns(builder, value, lanes)
             store_sum(builder, value, out, column, lanes)
             if squares is not None:
                 squares.add(value, column, lanes)
