@@ -37,8 +37,7 @@ def list_policies(as_json: AsJson = False) -> None:
 @app.command()
 def show(spec: Spec, as_json: AsJson = False) -> None:
     """Show the description and parameters of a policy or a skip rule."""
-    from adaptive.plugins import PARAMETER, installed_rules, load_rule_class
-    from adaptive.studies.compare import policy_class
+    from adaptive.plugins import PARAMETER, installed_rules, load_policy_class, load_rule_class
 
     spec = PARAMETER.split(spec)[0]
     cls: type[Policy] | type[SkipRule]
@@ -47,7 +46,7 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
         facts: dict[str, Any] = {"rule": spec, "class": _place(cls), "least": cls.least, "most": cls.most}
         words, flag = {"class": _place(cls), "loses updates": "no" if cls.least else "yes"}, "--skip RULE+"
     else:
-        cls = policy_class(spec)
+        cls = load_policy_class(spec)
         words = {"class": _place(cls), "misses": cls.misses, "device_rows": str(cls.device_rows or "any")}
         facts = {"policy": spec, **words, "decides": _decides(cls)}
         words, flag = {**words, "decides": ", ".join(facts["decides"])}, "--set policy."

@@ -21,7 +21,7 @@ from adaptive.data.rows.vocabularies import KeyCounter
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.policy_calls import PolicyCaller
 from adaptive.embeddings.planning.sizing import held_rows, row_bytes
-from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.errors import ConfigError
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.studies.simulated_run import OnProgress, Setup, SharedTrace, SimulatedRun, least_device_rows
@@ -159,20 +159,15 @@ def _sizes_for(config: TrainConfig, sizes: Sequence[str]) -> Sequence[str]:
 
 
 def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
-    entries = [entry for stream in streams for entry in stream.runs]
-    if any(run.error is None for _, _, run in entries):
+    """Raise the error of the run with the most device rows if no run finished."""
+    runs = [run for stream in streams for _, _, run in stream.runs]
+    if any(run.error is None for run in runs):
         return
-    label, size, largest = max(entries, key=lambda entry: entry[2].num_slots)
-    assert largest.error is not None
-    text = str(largest.error).rstrip(".") if isinstance(largest.error, DeviceMemoryError) else str(largest.error)
+    error = max(runs, key=lambda run: run.num_slots).error
+    assert error is not None
     least = least_device_rows(streams)
-    enough = "" if least is None else f"; {least:,} device rows are enough for all batches"
-    if len(entries) == 1:
-        raise type(largest.error)(f"{text}{enough}") from largest.error
-    raise type(largest.error)(
-        f"none of the {len(entries)} runs finished. The one with the most device rows, {label} with {size}: "
-        f"{text}{enough}"
-    ) from largest.error
+    enough = "" if least is None else f" {least:,} device rows are enough for all batches."
+    raise type(error)(f"{error}{enough}") from error
 
 
 def _result(setup: Setup, streams: Sequence[SharedTrace]) -> Simulation:
@@ -193,7 +188,7 @@ def _result(setup: Setup, streams: Sequence[SharedTrace]) -> Simulation:
         least_device_rows=least_device_rows(streams),
         runs=[_forecast(setup, *entry) for entry in entries if entry[3].error is None],
         failed=[
-            FailedRun(label, size, run.num_slots, _without_policy(run))
+            FailedRun(label, size, run.num_slots, str(run.error))
             for _, label, size, run in entries
             if run.error is not None
         ],
@@ -222,11 +217,6 @@ def _forecast(setup: Setup, stream: SharedTrace, label: str, size: str, run: Sim
         policy_numbers=PolicyCaller(run.policy).reported(),
         lookups_per_s=lookups / (run.seconds + stream.seconds),
     )
-
-
-def _without_policy(run: SimulatedRun) -> str:
-    """The error without the policy's name, so that equal causes are listed once."""
-    return str(run.error).replace(f" (policy {type(run.policy).__name__})", "")
 
 
 READ_SAMPLES = 16_384
@@ -293,11 +283,8 @@ def simulation_document(result: Simulation) -> Document:
     rows = [[title for title, _ in columns], *([text(run) for _, text in columns] for run in result.runs)]
     table = [Table(rows, keys=2)] if result.runs else []
     moving = ", ".join(dict.fromkeys(run.policy for run in result.runs if run.skips_unknown))
-    causes: dict[str, list[str]] = {}
-    for failed in result.failed:
-        causes.setdefault(failed.error, []).append(f"{failed.policy} with {failed.size}")
     notes = [
-        *(f"{', '.join(runs)} device rows: {error}" for error, runs in causes.items()),
+        *(f"{failed.policy} with {failed.size} device rows: {failed.error}" for failed in result.failed),
         *([f"{moving}: {UNKNOWN}"] if moving else []),
         *_advice(result),
     ]

@@ -172,7 +172,7 @@ def test_simulate_reports_mistakes(cli: Cli) -> None:
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
         (["--plot", "no/such.png"], 6, "folder no does not exist"),
         (["--plot", "curves.jpeg"], 2, "--plot: expected a file ending in .png or .svg, got curves.jpeg"),
-        (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
+        (["--device-rows", "1", *SMALL[:-2]], 7, "are enough for all batches"),
         (["--skew", "--policies", "lru"], 2, "--skew: expected no --policies, which the skew of the ids"),
     ]:
         result = cli("simulate", *words)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from adaptive.config import TrainConfig
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import ConfigError
 from adaptive.plugins import PARAMETER, load_policy_class, make_policy, policy_parameters, with_rule
 from adaptive.policy import Policy, arranges
 
@@ -55,28 +55,10 @@ def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender
     if repeated:
         raise ConfigError(f"policies: expected each policy once, got {', '.join(repeated)} again. Vary its parameters")
     parameters = [text for text in sets if text.strip().startswith(_OF_POLICY)]
-    classes = {label: policy_class(PARAMETER.split(label)[0]) for label in labels}
+    classes = {label: load_policy_class(PARAMETER.split(label)[0]) for label in labels}
     _check_parameters(parameters, classes)
     others = [text for text in sets if text not in parameters]
     return [_contender(label, classes[label], parameters, others, load) for label in labels]
-
-
-def policy_class(spec: str) -> type[Policy]:
-    """Call `load_policy_class`; its error gets a hint about the syntax of lists."""
-    try:
-        return load_policy_class(spec)
-    except PolicyError as error:
-        raise PolicyError(f"{error}{_hint(spec)}") from error
-
-
-def _hint(spec: str) -> str:
-    if ":" in spec or spec.endswith(".py"):  # the error names the file or module
-        return ""
-    if "+" in spec:
-        return "; write parameters as NAME+PARAMETER=VALUE"
-    if " " in spec:
-        return f"; separate policies by commas: {','.join(spec.split())}"
-    return ""  # the error suggests the nearest name
 
 
 def _contender(

@@ -175,14 +175,12 @@ def test_a_size_that_does_not_fit_leaves_the_others(dataset: Dataset) -> None:
     assert "device rows of width 4 for the" in small.error and small.size == "5"
     assert whole.hit_rate is not None and whole.hit_rate > 0.5
     assert "lru with 5 device rows: batch 0:" in simulation_document(result).to_text()
-    both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], embedding_dim=WIDTH)
-    assert "a with 5, b with 5 device rows: batch 0:" in simulation_document(both_small).to_text()
 
 
 def test_no_size_that_fits_is_an_error(dataset: Dataset) -> None:
     with pytest.raises(DeviceMemoryError, match="batch 0"):
         simulate([("lru", toy_config(policy="lru"))], ["5", "6"], embedding_dim=WIDTH)
-    with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs finished.* lru with 6: batch \d.* got 6"):
+    with pytest.raises(DeviceMemoryError, match=r"^batch \d.* got 6"):
         simulate([("lru", toy_config(policy="lru"))], ["6", "5"], embedding_dim=WIDTH)
     with pytest.raises(DeviceMemoryError, match=r"^batch 0: .* got 5 "):
         simulate([("lru", toy_config(policy="lru"))], ["5"], embedding_dim=WIDTH)
@@ -297,7 +295,7 @@ def test_the_smallest_size_works_and_one_row_less_fails(dataset: Dataset, depth:
     cases = [("lru", toy_config(policy="lru", depth=depth))]
     least = simulate(cases, ["100%"], embedding_dim=WIDTH).least_device_rows
     assert simulate(cases, [str(least)], embedding_dim=WIDTH).runs
-    with pytest.raises(DeviceMemoryError, match=rf"; {least} device rows are enough for all batches$"):
+    with pytest.raises(DeviceMemoryError, match=rf" {least} device rows are enough for all batches.$"):
         simulate(cases, [str(least - 1)], embedding_dim=WIDTH)
 
 
