@@ -45,6 +45,7 @@ def name_of(page: Path) -> str:
 # --- code ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_the_loop_of_the_readme_prints_what_is_shown(tmp_path: Path) -> None:
     ((code, output),) = outputs(README, "python")
     assert run([sys.executable, "-c", code], tmp_path) == output

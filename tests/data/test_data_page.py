@@ -21,6 +21,7 @@ PAGE = PATH.read_text(encoding="utf-8")
 CODE = [text for language, text in blocks(PATH) if language == "python"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", CODE, ids=["frames", "hash"])
 def test_code_runs(code: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")

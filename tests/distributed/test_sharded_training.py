@@ -59,7 +59,9 @@ def test_a_directory_that_a_rank_does_not_see_is_an_error_before_training(tmp_pa
     require_shared_directory(tmp_path, peers)
 
 
-@pytest.mark.parametrize("how", ["id", "raise", "leave", "kill", "settings"])
+@pytest.mark.parametrize(
+    "how", ["id", "kill", *(pytest.param(how, marks=pytest.mark.nightly) for how in ("raise", "leave", "settings"))]
+)
 def test_trouble_on_one_rank_ends_all(pool: RankPool, tmp_path: Path, how: str) -> None:
     outcomes = pool.run(3, [JOBS, "fail", str(tmp_path), how])
     texts = [path.read_text() for path in sorted(tmp_path.glob("?.txt"))]

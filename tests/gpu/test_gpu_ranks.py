@@ -3,24 +3,19 @@
 Two ranks share one GPU over gloo. NCCL refuses two ranks on one GPU, so a single rank uses it.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from support.rank_pool import ROOT, RankPool
+from support.rank_pool import ROOT, RankPool, rank_pool
 
 pytestmark = pytest.mark.gpu
 JOBS = str(ROOT / "tests/support/sharded_jobs.py")
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    ranks = RankPool(tmp_path_factory.mktemp("ranks"))
-    yield ranks
-    ranks.close()
+pool = pytest.fixture(scope="module")(rank_pool)
 
 
 def trained(pool: RankPool, size: int, out: Path, device: str, backend: str = "gloo") -> dict[str, np.ndarray]:

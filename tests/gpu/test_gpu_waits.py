@@ -27,7 +27,6 @@ from adaptive.policy import Policy
 from adaptive.training.components import FUSED_ADAGRAD
 from adaptive.training.dense_graph import CudaGraphs
 from adaptive.training.trainer import Trainer
-from benchmarks.gpu.accelerator import open_accelerator
 
 pytestmark = pytest.mark.gpu
 
@@ -185,22 +184,6 @@ def test_a_bad_loss_changes_nothing_that_was_trained_before(device: str) -> None
             ]  # rows of batches that were passed over count as changed
             results.append(values | state | {"row state": rows})
     assert_same(*results)
-
-
-def test_twice_the_steps_cost_no_more_waits(device: str) -> None:
-    """The profiler waits itself, when it starts and ends; waits that grow with the steps are ours."""
-    training = Training(device, LRU, RowwiseAdagrad(), num_batches=40)
-    running, accelerator = training.open(), open_accelerator(device)
-    if device == "cuda" and not accelerator.profile(lambda: torch.ones(1, device=device)).kernels:
-        pytest.skip("torch's profiler sees no kernels on this machine")
-    with running.embeddings, closing(running.train(training.batches(), training.depth)) as steps:
-        advance(steps, WARM_UP)
-        accelerator.profile(lambda: advance(steps, 1))
-        few = accelerator.profile(lambda: advance(steps, 4))
-        many = accelerator.profile(lambda: advance(steps, 8))
-    assert many.host_waits <= few.host_waits
-    if device == "cuda":
-        assert 0 < few.kernels < many.kernels
 
 
 def advance(steps: "object", count: int) -> None:

@@ -98,6 +98,7 @@ print(numba.threading_layer(), counts.tolist())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layer", ["workqueue", "omp"])
 def test_two_threads_of_each_layer_run_cached_code(layer: str) -> None:
     """In a process of its own, which reads the code that the first one has compiled."""

@@ -1,7 +1,7 @@
 """A process that is one of several ranks, again and again: runs jobs that come as lines of JSON, so that torch and
 kernels are loaded once. `rank_pool` starts it.
 
-A job: {"argv": [...], "env": {...}, "cwd": ..., "out": FILE, "err": FILE}. `argv` is a script and its arguments, or `-m
+A job: {"argv": [...], "env": {...}, "out": FILE, "err": FILE}. `argv` is a script and its arguments, or `-m
 adaptive` and a command line. The answer is a line with the exit code.
 """
 
@@ -36,7 +36,6 @@ def run(argv: list[str]) -> int:
 def do(job: dict[str, Any]) -> int:
     """Run a job with its output in files; its process group does not outlive it."""
     os.environ.update(job["env"])
-    os.chdir(job["cwd"])
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
