@@ -45,7 +45,7 @@ TINY = {  # sizes of a rehearsal, after those of the plan
         "rows=2000", "ids=2000", "dims=8", "batches=32", "heavy=16", "copy_megabytes=1", "rounds=1", "gigabytes=0.0008",
     ),
     "step": (
-        "gigabytes=0.0012", "dim=8", "batch=32", "batches=32", "check_samples=16", "rounds=1", "steps=1",
+        "gigabytes=0.002", "dim=8", "batch=32", "batches=32", "check_samples=16", "rounds=1", "steps=1",
         "copy_megabytes=1",
     ),
 }  # fmt: skip
