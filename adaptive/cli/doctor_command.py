@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Report versions, processor, memory, GPU, kernel cache and problems; with --data, faults of the data.
 
-    With --data, the first million rows are read as `run` reads them. The table says for each finding what it is, where,
+    With --data, the first million rows are read as `run` reads them. It prints for each finding what it is, where,
     why it hurts and the setting that mends it, the worst first. The exit code is then 1 if there is a finding.
     """
     if data is not None:

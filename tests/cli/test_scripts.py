@@ -1,25 +1,12 @@
-"""scripts/ and .ci/run, with a Python that only records its calls."""
+"""scripts/twin: the GPU path with the package versions of GPU machines."""
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-# Installed under every name below. `-m venv DIR` makes an environment of more such files.
-FAKE = """#!/usr/bin/env bash
-echo "$(basename "$0") $*" >>"$CALLS"
-if [[ "$*" == "-m venv "* ]]; then
-    mkdir -p "$3/bin"
-    for name in python ruff mypy adaptive-train; do cp "$0" "$3/bin/$name"; done
-fi
-if [[ "$*" == *"${FAILING:-nothing fails}"* ]]; then exit 5; fi
-"""
-
-Script = Callable[..., tuple[int, list[str]]]
 
 
 @pytest.mark.nightly
