@@ -109,12 +109,6 @@ def test_a_batch_that_does_not_fit_together_is_refused(changes: dict[str, Any], 
         two_by_two(**changes)
 
 
-def test_counts_and_bags() -> None:
-    batch = two_by_two(weights=floats(0.1, 0.2, 0.3, 0.4, 0.5), dense=floats([0], [1]))
-    assert (batch.num_samples, batch.num_features) == (2, 2)
-    assert [ids for _, ids, _, _ in samples_of(batch)] == [[[1, 2], [3]], [[], [4, 5]]]
-
-
 def test_batches_without_features_dense_inputs_or_samples() -> None:
     none = Batch(np.zeros((0, 3), np.float32), ints(), ints(0), floats())
     assert (none.num_samples, none.num_features) == (0, 0)
@@ -150,12 +144,6 @@ def test_take_outside_the_batch_is_an_error() -> None:
 # --- concatenate -----------------------------------------------------------------------------------------------------
 
 
-def assert_equal(first: Batch, second: Batch) -> None:
-    for name in ("dense", "ids", "offsets", "labels", "weights"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
-    assert samples_of(first) == samples_of(second)
-
-
 @given(data=st.data(), num_features=st.integers(1, 3), weighted=st.booleans(), number=st.integers(1, 4))
 def test_concatenate_gives_all_samples_in_order(
     data: st.DataObject, num_features: int, weighted: bool, number: int
@@ -166,13 +154,6 @@ def test_concatenate_gives_all_samples_in_order(
     if any(part.origin is None for part in parts):
         expected = [(label, ids, weights, "") for label, ids, weights, _ in expected]
     assert samples_of(joined) == expected
-
-
-@given(batch=batches(min_samples=2, num_features=2), data=st.data())
-def test_take_apart_and_concatenate(batch: Batch, data: st.DataObject) -> None:
-    cut = data.draw(st.integers(1, batch.num_samples - 1))
-    parts = [batch.take(np.arange(cut)), batch.take(np.arange(cut, batch.num_samples))]
-    assert_equal(concatenate(parts), batch)
 
 
 def test_batches_that_differ_are_not_concatenated() -> None:
@@ -227,8 +208,3 @@ def test_one_id_for_each_bag() -> None:
     assert not two_by_two(ids=ints(1, 2, 3, 4), offsets=ints(0, 2, 2, 3, 4)).one_each, "as many ids as bags, unevenly"
     assert two_by_two(ids=ints(1, 2, 3, 4, 5, 6, 7, 8), offsets=ints(0, 2, 4, 6, 8)).bag_size == 2
     assert two_by_two().bag_size == two_by_two(ids=ints(), offsets=ints(0, 0, 0, 0, 0)).bag_size == 0
-
-
-def test_one_hot_refuses_other_types() -> None:
-    with pytest.raises(ValueError, match="ids: expected int64 values"):
-        one_hot_batch(floats([0]), np.ones((1, 2), np.int32), floats(0))

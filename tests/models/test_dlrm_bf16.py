@@ -58,24 +58,3 @@ def test_rows_stay_float32_and_agree_on_both_kinds_of_tier(bf16: bool, around: A
     for name, array in plain.items():
         assert array.dtype == np.float32 and np.isfinite(array).all(), name
         assert np.array_equal(array, torch_tier[name]), name
-
-
-def test_bf16_rounds_the_dense_part_and_learns_about_the_same() -> None:
-    exact, rounded = learn("cpu", bf16=False), learn("cpu", bf16=True)
-    assert not np.array_equal(exact["t0"], rounded["t0"])
-    for name in ("t0", "t1", "t2"):
-        assert np.linalg.norm(rounded[name] - exact[name]) < 0.1 * np.linalg.norm(exact[name]), name
-
-
-def test_autocast_is_that_of_the_inputs_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same layers run under bfloat16 wherever the inputs are; on `meta` as a stand-in for another device."""
-    asked: list[tuple[str, torch.dtype]] = []
-
-    def autocast(device: str, dtype: torch.dtype) -> AbstractContextManager[object]:
-        asked.append((device, dtype))
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(torch, "autocast", autocast)
-    model = DLRM(DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(1,), bf16=True), num_dense=1, num_features=3)
-    model.to("meta")(torch.zeros(2, 1, device="meta"), torch.zeros(2, 3, 8, device="meta"))
-    assert asked == [("meta", torch.bfloat16)] * 2

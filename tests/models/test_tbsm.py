@@ -48,21 +48,6 @@ def test_logits_and_gradients_are_those_of_the_twin(shape: dict[str, int], setti
     assert all(bool(gradient.any()) for gradient in actual)
 
 
-def test_each_step_is_as_if_alone() -> None:
-    """The order of features and of dense inputs: another candidate changes the last step's vector and no other."""
-    model = make_model(inputs=2, features=3, steps=4)
-    dense, pooled = make_inputs(model)
-    before = model._vectors(dense, pooled)
-    pooled = pooled.view(9, 3, 4, 16).clone()
-    pooled[:, 1, 3] += 1
-    torch.testing.assert_close(model._vectors(dense, pooled.flatten(1, 2))[:, :3], before[:, :3], rtol=0, atol=0)
-    assert (model._vectors(dense, pooled.flatten(1, 2))[:, 3] != before[:, 3]).any()
-    dense = dense.clone()
-    dense[:, 0] += 1  # first input of the first step
-    changed = (model._vectors(dense, pooled.flatten(1, 2)) != before).any(0).any(1)
-    assert changed.tolist() == [True, False, False, True]
-
-
 def test_vectors_have_length_1_or_0() -> None:
     model = make_model()
     lengths = model._vectors(*make_inputs(model)).norm(dim=2)

@@ -1,6 +1,5 @@
 """FAE: which rows are hot, which inputs, in which order they train, and how the scheduler's rate moves."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -187,11 +186,3 @@ def test_the_order_does_not_depend_on_where_hot_inputs_wait() -> None:
         policy.epoch_batches = 200
         orders.append([batch.ids.tolist() for batch in policy.arrange(stream(mixed_inputs(200), 4), view)])
     assert orders[0] == orders[1]
-
-
-def test_blocks_are_read_one_at_a_time() -> None:
-    policy, view = calibrated(10, block=4)
-    read = itertools.count()
-    endless = (samples([next(read) % 20]) for _ in itertools.repeat(None))
-    next(policy.arrange(endless, view))
-    assert next(read) <= 4

@@ -171,15 +171,6 @@ def trained(depth: int) -> tuple[dict[str, NDArray[Any]], list[tuple[int, float]
         return everything(parts), heard
 
 
-def test_a_training_is_the_same_for_any_depth_up_to_the_lag() -> None:
-    (values, heard), *others = [trained(depth) for depth in (0, 2, 8)]
-    assert len(heard) > 3
-    for other_values, other_heard in others:
-        assert other_heard == heard
-        for name, value in values.items():
-            np.testing.assert_array_equal(other_values[name], value, err_msg=name)
-
-
 def test_the_loss_is_of_held_back_inputs_after_the_batch() -> None:
     _, heard = trained(2)
     number, loss = heard[1]

@@ -440,19 +440,6 @@ def test_policy_reports_have_their_own_table() -> None:
     assert "policy reports" not in comparison_document(judge(outcomes[:2], auc_budget=BUDGET)).to_text()
 
 
-def test_accuracy_appears_next_to_auc() -> None:
-    outcomes = [
-        *(outcome("lru", seed, 0.7, accuracy=0.78 + seed / 100) for seed in range(2)),
-        *(outcome("s", seed, 0.69, 0.5, accuracy=0.77 + seed / 100) for seed in range(2)),
-    ]
-    policies = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
-    assert policies.accuracy == pytest.approx(0.775) and policies.accuracy_difference == pytest.approx(-0.01)
-    assert policies.runs[1].accuracy == 0.78 and policies.accuracy_difference_ci is not None
-    text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
-    assert "accuracy" in text and "77.50 ± 0.71%" in text and "AUC, log loss and accuracy are of the" in text
-    assert "78.00%" in comparison_document(judge(outcomes[:1], auc_budget=BUDGET)).to_text()
-
-
 # --- the list of policies -------------------------------------------------------------------------------------------
 
 
