@@ -160,6 +160,8 @@ def simulate(
         raise typer.BadParameter(
             f"--skew: expected no {', '.join(wrong)}, which the skew of the ids does not depend on"
         )
+    from adaptive.training.telemetry.progress import Countdown
+
     check_folders(plot, markdown)
     if plot is not None:
         from adaptive.studies.plots import check_plot
@@ -168,42 +170,23 @@ def simulate(
     with own_stdout():
         rivals = _load_contenders(policies or "lru,lfu", sets or [], flags, config)
     if skew:
-        _count_skew(rivals[0].config, markdown, as_json=as_json)
+        from adaptive.studies.skew import count_skew, skew_document
+
+        with own_stdout():
+            skewed = count_skew(rivals[0].config, on_progress=Countdown(note, "batches counted"))
+        print_document(skewed, skew_document(skewed), as_json=as_json, markdown=markdown)
         return
-    cases = [(rival.label, rival.config) for rival in rivals]
-    sizes = dict.fromkeys(size.strip() for size in (device_rows or "1%,5%,10%,20%,50%").split(",") if size.strip())
-    _simulate(cases, list(sizes), plot, markdown, as_json=as_json)
-
-
-def _simulate(
-    cases: "list[tuple[str, TrainConfig]]",
-    sizes: list[str],
-    plot: Path | None,
-    markdown: Path | None,
-    *,
-    as_json: bool,
-) -> None:
     from adaptive.studies.simulation import simulate as run_simulation
     from adaptive.studies.simulation import simulation_document
-    from adaptive.training.telemetry.progress import Countdown
 
+    cases = [(rival.label, rival.config) for rival in rivals]
+    sizes = dict.fromkeys(size.strip() for size in (device_rows or "1%,5%,10%,20%,50%").split(",") if size.strip())
     width = int(cases[0][1].model_options.get("embedding_dim", 16))
     with own_stdout():
         progress = Countdown(note, "batches planned")
-        result = run_simulation(cases, sizes, embedding_dim=width, on_progress=progress)
-    document = simulation_document(result)
+        result = run_simulation(cases, list(sizes), embedding_dim=width, on_progress=progress)
     if plot is not None:
         from adaptive.studies.plots import plot_simulation
 
         plot_simulation(result, plot)
-    print_document(result, document, as_json=as_json, markdown=markdown)
-
-
-def _count_skew(config: "TrainConfig", markdown: Path | None, *, as_json: bool) -> None:
-    from adaptive.studies.skew import count_skew, skew_document
-    from adaptive.training.telemetry.progress import Countdown
-
-    with own_stdout():
-        progress = Countdown(note, "batches counted")
-        result = count_skew(config, on_progress=progress)
-    print_document(result, skew_document(result), as_json=as_json, markdown=markdown)
+    print_document(result, simulation_document(result), as_json=as_json, markdown=markdown)
