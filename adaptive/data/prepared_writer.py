@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -93,7 +94,7 @@ class _Writer:
         nothing = StoredPart(samples=0, bytes=0, blocks=0, index_bytes=0, index_sha256="")
         self._manifest = Manifest(
             format=FORMAT,
-            shape=shape_of(dataset),
+            shape=replace(shape_of(dataset), dense_names=()),  # transformed values are not those of the columns
             extras=tuple(name for name in ("timestamp", "weight") if name in first.extras),
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
