@@ -199,6 +199,8 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
             name += "".join(f"_{field}_{value}" for field, value in spec.changes.items())
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed
+            if (busy := timing.it.busy_ms) is not None:
+                report.ratios[f"gpu_step_over_busy{name}{suffix}"] = timing.it.ms / busy
         elif spec.kind != "device" and staged is not None:
             # Each was measured in turns with the reference, not with the other.
             report.ratios[f"gpu_staged_vs_{spec.kind}{suffix}"] = timing.over_reference * staged.speed

@@ -166,6 +166,10 @@ PLANS: dict[str, tuple[Stage, ...]] = {
             "variants=device,device:graph=1,device:trainer=1,lru:10,lru:10:graph=1,lru:10:trainer=1,"
             "lru:10:trainer=1:eager=1",
         )),
+        Stage("large", 60, bench(
+            "step", "precisions=tf32", "batches=65536", "rounds=5",
+            "variants=device,lru:10:trainer=1,lru:1:trainer=1",
+        )),
         RUN,
         Stage("ncu", 40, tool(
             "ncu", "-k", "regex:update_kernel|hot_kernel", "-c", "4",
