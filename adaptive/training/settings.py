@@ -125,7 +125,7 @@ def _from_preset(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
         hint = suggestion(name, PRESETS)
         problems.append(f"preset ({named.origin}): expected one of {', '.join(PRESETS)}, got {name!r}{hint}")
         return []
-    return [Entry(key, value, f"preset {name}") for key, value in PRESETS[name].settings.items()]
+    return [Entry(key, value, f"preset {name}") for key, value in PRESETS[name].items()]
 
 
 def _from_model(entries: Sequence[Entry]) -> list[Entry]:

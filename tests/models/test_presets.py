@@ -19,13 +19,16 @@ def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
     preset = PRESETS[name]
     config, origins = load_settings(flags={"preset": name}, sets=[*SMALL, "tier.device_rows=100%"])
     assert config.preset == name and origins["model_options.embedding_dim"] == f"preset {name}"
+    steps = 21 if name == "rmc1" else 1
+    num_dense, tables = preset.get("data.synthetic.num_dense", 1), preset.get("data.synthetic.tables", 3)
     dataset = open_data(config)
     parts = build(config, dataset)
     with parts.embeddings as embeddings:
-        assert len(parts.tables) == preset.tables and {t.embedding_dim for t in parts.tables} == {preset.embedding_dim}
+        assert len(parts.tables) == tables
+        assert {table.embedding_dim for table in parts.tables} == {preset["model.embedding_dim"]}
         for planned in embeddings.look_ahead([next(iter(dataset.train(64)))], depth=0):
-            assert planned.batch.dense.shape == (64, preset.num_dense * preset.steps)
-            assert len(planned.batch.ids) == 64 * preset.tables * preset.steps
+            assert planned.batch.dense.shape == (64, num_dense * steps)
+            assert len(planned.batch.ids) == 64 * tables * steps
             logits = parts.model(planned.dense, embeddings.stack(planned))
             logits.sum().backward()
             embeddings.step()
