@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from support.formulas import WIDTH, arguments, assert_is_formula, mlp, shift_weights
-from torch import Tensor
+from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.models.dense.base import CheckedModel, Inputs
+from adaptive.models.dense.base import Inputs
 from adaptive.models.dense.crosses import DCN, DeepFM
 from adaptive.models.factory import make_model, model_config
 from adaptive.models.model_settings import OPTIONS, DCNConfig, DeepFMConfig
@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 OF_SEQUENCES = ("tbsm", "din")
 
 
-def check(model: CheckedModel, by_hand: Any) -> None:
+def check(model: nn.Module, by_hand: Any) -> None:
     shift_weights(model)
     assert_is_formula(model, by_hand, INPUTS)
 
@@ -66,7 +66,7 @@ SEQUENCES = Inputs(tuple(table for table in ("user", "item") for _ in range(3)),
 EVERY = {**{name: (SETTINGS[name], INPUTS) for name in SETTINGS}, **{name: ({}, SEQUENCES) for name in OF_SEQUENCES}}
 
 
-def made(name: str, seed: int = 0, **more: Any) -> CheckedModel:
+def made(name: str, seed: int = 0, **more: Any) -> nn.Module:
     settings, inputs = EVERY[name]
     return make_model(name, model_config(name, {"embedding_dim": WIDTH, **settings, **more}, inputs), inputs, seed=seed)
 

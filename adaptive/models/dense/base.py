@@ -42,37 +42,6 @@ class Inputs:
         return self.num_dense + self.num_features * embedding_dim
 
 
-class CheckedModel(nn.Module):
-    """Base of models: checks shapes; `logits` computes the logits.
-
-    Subclasses take `config`, `inputs` and `seed`. Initial weights follow from the seed: torch's global generator is
-    neither read nor advanced.
-    """
-
-    def __init__(self, config: "ModelConfig", inputs: Inputs) -> None:
-        super().__init__()
-        self.inputs, self.settings = inputs, config
-        self.embedding_dim = config.embedding_dim
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Return logits (B,).
-
-        `dense` is (B, num_dense), `pooled` is (B, F, embedding_dim). A model converted with `.double()` takes and
-        returns float64.
-
-        Raises:
-            ValueError: if a shape does not fit the model.
-        """
-        check_shapes(self, dense, pooled, self.inputs.num_dense, self.inputs.num_features, self.embedding_dim)
-        with precision(dense, self.settings):
-            logits = self.logits(dense, pooled)
-        return logits.to(pooled.dtype)
-
-    def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """Return the logits of checked arguments; see `forward`."""
-        raise NotImplementedError
-
-
 def check_shapes(
     model: nn.Module, dense: Tensor, pooled: Tensor, num_dense: int, num_features: int, width: int
 ) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .base import CheckedModel, Inputs, side_by_side
+from .base import Inputs, check_shapes, precision, side_by_side
 from .layers import activation, layers, linear, set_last_bias
 
 if TYPE_CHECKING:
@@ -49,12 +49,16 @@ class CrossLayer(nn.Module):
         return first * crossed + values
 
 
-class DCN(CheckedModel):
-    """DCN-v2: a cross network next to an MLP. See `CheckedModel` for its arguments."""
+class DCN(nn.Module):
+    """DCN-v2: a cross network next to an MLP.
+
+    Args:
+        seed: of the initial weights; torch's global generator is neither read nor advanced.
+    """
 
     def __init__(self, config: "DCNConfig", inputs: Inputs, *, seed: int = 0) -> None:
-        super().__init__(config, inputs)
-        self.config = config
+        super().__init__()
+        self.config, self.inputs = config, inputs
         generator, width = torch.Generator().manual_seed(seed), inputs.width(config.embedding_dim)
         self.cross = nn.ModuleList(CrossLayer(width, config.cross_rank, generator) for _ in range(config.cross_layers))
         self.deep = nn.Sequential(
@@ -67,20 +71,29 @@ class DCN(CheckedModel):
         """Set the bias to log odds (1,); see `adaptive.models.loss.start_at_base_rate`."""
         self.last.bias.copy_(logits)
 
-    def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        first = crossed = side_by_side(dense, pooled)
-        for layer in self.cross:
-            crossed = layer(first, crossed)
-        logits: Tensor = self.last(torch.cat([crossed, self.deep(first)], dim=1))
-        return logits.squeeze(1)
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """Return logits (B,) for `dense` (B, num_dense) and `pooled` (B, F, D).
+
+        A model converted with `.double()` takes and returns float64.
+
+        Raises:
+            ValueError: if a shape does not fit the model.
+        """
+        check_shapes(self, dense, pooled, self.inputs.num_dense, self.inputs.num_features, self.config.embedding_dim)
+        with precision(dense, self.config):
+            first = crossed = side_by_side(dense, pooled)
+            for layer in self.cross:
+                crossed = layer(first, crossed)
+            logits: Tensor = self.last(torch.cat([crossed, self.deep(first)], dim=1))
+        return logits.to(pooled.dtype).squeeze(1)
 
 
-class DeepFM(CheckedModel):
-    """A factorization machine and an MLP on the same rows. Arguments as in `CheckedModel`."""
+class DeepFM(nn.Module):
+    """A factorization machine and an MLP on the same rows. Arguments as in `DCN`."""
 
     def __init__(self, config: "DeepFMConfig", inputs: Inputs, *, seed: int = 0) -> None:
-        super().__init__(config, inputs)
-        self.config = config
+        super().__init__()
+        self.config, self.inputs = config, inputs
         generator, factors = torch.Generator().manual_seed(seed), config.embedding_dim - 1
         self.bias = nn.Parameter(torch.zeros(()))
         self.dense_weights = nn.Parameter(torch.zeros(inputs.num_dense))
@@ -95,11 +108,15 @@ class DeepFM(CheckedModel):
         """Set the bias to log odds (1,); see `adaptive.models.loss.start_at_base_rate`."""
         set_last_bias(self.deep, logits)  # `self.bias` starts at 0
 
-    def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """Return logits (B,), as `DCN.forward`."""
+        check_shapes(self, dense, pooled, self.inputs.num_dense, self.inputs.num_features, self.config.embedding_dim)
         weights, factors = pooled[:, :, 0], pooled[:, :, 1:]
-        first = self.bias + weights.sum(dim=1) + dense @ self.dense_weights
-        deep: Tensor = self.deep(side_by_side(dense, factors)).squeeze(1)
-        return first + self._pairs(dense, factors) + deep
+        with precision(dense, self.config):
+            first = self.bias + weights.sum(dim=1) + dense @ self.dense_weights
+            deep: Tensor = self.deep(side_by_side(dense, factors)).squeeze(1)
+            logits = first + self._pairs(dense, factors) + deep
+        return logits.to(pooled.dtype)
 
     def _pairs(self, dense: Tensor, factors: Tensor) -> Tensor:
         """Return (B,) the sum over all pairs of features and dense inputs."""
