@@ -154,7 +154,6 @@ DAYS_MS = [1_760_000_000_000 + 86_400_000 * day for day in range(4)]
     ("option", "message"),
     [
         ({"time_split": 1_760_200_000}, r"expected a time in the unit of the data, such as 176\d{10}, got 1760200000"),
-        ({"time_split": 1_760_000_000_000_000}, r"the last one in the data, 1760259200000, got 1760000000000000"),
         ({"time_split": "2025-10-12"}, r"expected a number in the unit of the time column, got '2025-10-12'.*millisec"),
     ],
     ids=lambda value: str(*value) if isinstance(value, dict) else "",
@@ -165,15 +164,8 @@ def test_milliseconds_are_refused_where_seconds_are_needed(tmp_path, option, mes
     )
     (tmp_path / "d").write_text("y,u,t\n" + "".join(f"1,3,{time}\n" for time in DAYS_MS))
 
-    def opened(**options):
-        return open_dataset(f"csv:{tmp_path / 'd'}", DataOptions(schema_path=tmp_path / "s.toml", **options))
-
     with pytest.raises((ConfigError, InputError), match=message):
-        opened(**option)
-    assert opened(time_split=DAYS_MS[1]).train(9)
-    (tmp_path / "d").write_text("y,u,t\n" + "".join(f"1,3,{time * 1000}\n" for time in DAYS_MS))
-    with pytest.raises(InputError, match=r"such as 176\d{13}, got 1760086400000.0, which seems to have a larger one"):
-        opened(time_split=DAYS_MS[1])
+        open_dataset(f"csv:{tmp_path / 'd'}", DataOptions(schema_path=tmp_path / "s.toml", **option))
 
 
 def test_urls_and_files_that_are_no_text_have_advice_that_works(tmp_path):
