@@ -17,7 +17,7 @@ from support.rank_pool import ROOT, SAVING_RUN, RankPool
 from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import AdaptiveError, CheckpointError
 from adaptive.storage.durable import Disk
-from adaptive.training.telemetry import jsonl, tensorboard
+from adaptive.training.telemetry import jsonl, tensorboard_view
 
 pytestmark = attack
 
@@ -51,7 +51,7 @@ def spoiled(patch: pytest.MonkeyPatch, found: Counted) -> Iterator[None]:
             own.setattr(Disk, name, _counting(getattr(Disk, name), found))
         for name in ("_read_runs", "_write_runs"):
             own.setattr(FileHost, name, _failing(getattr(FileHost, name), found, name))
-        for module in (jsonl, tensorboard):
+        for module in (jsonl, tensorboard_view):
             own.setattr(module, "open", _opening(found), raising=False)
         yield
 

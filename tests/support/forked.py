@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,11 @@ PATIENCE = 300.0  # seconds after which a run hangs
 NEWBORN, READY, ENDED, DONE = range(4)  # what the nursery and its children say
 
 
-def server() -> ForkServerContext:
-    """Makes processes in which only imports are done."""
-    places = [
-        str(Path(__file__).parent.parent),
-        *os.environ.get("PYTHONPATH", "").split(":"),
-    ]
-    os.environ["PYTHONPATH"] = ":".join(dict.fromkeys(filter(None, places)))  # where it looks for what to import
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.forked", "support.interrupted", "tensorboard.compat.proto.event_pb2"])
-    return context
-
-
 class Nursery:
     """A process that forks children, each with all that it has loaded; to be closed."""
 
     def __init__(self) -> None:
-        context = server()
+        context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
         self._process = context.Process(target=_nurse, args=(theirs,))
         self._process.start()

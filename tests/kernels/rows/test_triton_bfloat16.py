@@ -63,8 +63,7 @@ def states(rng: np.random.Generator, optimizer: RowOptimizer, dim: int) -> Tenso
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
-@pytest.mark.parametrize("float_rows", [False, True])
-@pytest.mark.parametrize("nearest", [False, True])
+@pytest.mark.parametrize(("nearest", "float_rows"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dim", DIMS)
 def test_updates_of_every_width(optimizer: RowOptimizer, dim: int, nearest: bool, float_rows: bool) -> None:
     rng = np.random.default_rng(dim)
