@@ -88,6 +88,7 @@ def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, s
     np.testing.assert_array_equal(np.flatnonzero(sums.device[2]), [0, 1, 3, 4, 7, 11])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("width", [0, 1, 17, 18])
 def test_under_a_flag_nothing_changes(kernels: Kernels, width: int) -> None:
     rng, sums = np.random.default_rng(0), Sums(9, 17, width)

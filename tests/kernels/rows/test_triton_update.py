@@ -114,6 +114,7 @@ def test_gradients_that_are_not_finite_equal_the_twin(optimizer: RowOptimizer) -
     assert_equals_twin(optimizer, 3, np.arange(6), (segments, vectors, scales, gradients))
 
 
+@pytest.mark.smoke
 @every_optimizer
 @pytest.mark.parametrize("module", [triton_setup, cpu_tensors])
 def test_under_a_flag_nothing_changes(optimizer: RowOptimizer, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
