@@ -26,7 +26,6 @@ from adaptive.storage.arrays import DTYPES
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.training.components import Components
 from adaptive.training.runs.loop import DataPosition, Loop
-from adaptive.training.telemetry.jsonl import from_json, to_json
 from adaptive.training.telemetry.record import EvalRecord
 from adaptive.training.telemetry.recorder import Recorder, RecorderState
 
@@ -126,12 +125,12 @@ RANDOM, CUDA = "torch_random", "cuda_random_"
 class SavedProgress(BaseModel):
     """Progress of a run; `progress` in the `meta` of a checkpoint."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
     place: DataPosition
     recorder: RecorderState
     file_bytes: dict[str, int]
-    evaluations: list[dict[str, Any]]
+    evaluations: list[EvalRecord]
 
 
 def content(components: Components, recorder: Recorder, loop: Loop) -> Checkpoint:
@@ -140,7 +139,7 @@ def content(components: Components, recorder: Recorder, loop: Loop) -> Checkpoin
         place=loop.place,
         recorder=recorder.state(),
         file_bytes=loop.file_bytes,
-        evaluations=[to_json(record) for record in recorder.evaluations],
+        evaluations=recorder.evaluations,
     )
     cuda = {f"{CUDA}{number}": state.numpy() for number, state in enumerate(torch.cuda.get_rng_state_all())}
     return Checkpoint(
@@ -195,15 +194,11 @@ def restore_recorder(
     """
     try:
         recorder.restore(reached.recorder, checkpoint.run)
-        records = [from_json(values) for values in reached.evaluations]
-        evaluations = [record for record in records if isinstance(record, EvalRecord)]
-        if len(evaluations) < len(records):
-            raise ValueError("expected records of evaluations only")
-        if repeats_evaluation:
-            evaluations = [record for record in evaluations if record.step != recorder.steps]
-        recorder.evaluations = evaluations
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{type(error).__name__}: {error} ({where}: meta.progress.recorder)") from error
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{type(error).__name__}: {error} ({where}: arrays of the recorder)") from error
+    recorder.evaluations = [
+        record for record in reached.evaluations if not (repeats_evaluation and record.step == recorder.steps)
+    ]
 
 
 def table_facts(components: Components) -> list[dict[str, object]]:
