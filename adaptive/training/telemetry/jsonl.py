@@ -17,7 +17,6 @@ import numpy as np
 
 from adaptive.errors import InputError
 from adaptive.storage.durable import write_atomic
-from adaptive.storage.files import parse_json
 from adaptive.training.telemetry.record import (
     EvalRecord,
     IntervalRecord,
@@ -81,15 +80,10 @@ class MetricsFile:
 
 def to_line(record: Record) -> bytes:
     """One record as a line of JSON, newline included."""
-    return json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
-def to_json(record: Record) -> dict[str, Any]:
-    """One record as JSON values, from which `from_json` makes it again."""
     kind = next(kind for kind, made in _KINDS.items() if isinstance(record, made))
     schema = {"schema": SCHEMA} if kind == "run" else {}
-    values: dict[str, Any] = plain({"kind": kind, **asdict(record), **schema})
-    return values
+    values = plain({"kind": kind, **asdict(record), **schema})
+    return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def plain(value: Any) -> Any:
@@ -127,8 +121,18 @@ def _read(path: Path) -> Iterator[tuple[Record, bytes]]:
 
 
 def _record(line: bytes, where: str) -> Record:
+    """Return the record of a line of `to_line`."""
     try:
-        return from_json(parse_json(line, where, error=InputError))
+        values = json.loads(line)
+        kind = values.pop("kind")
+        if kind == "run" and values.pop("schema") != SCHEMA:
+            raise ValueError(f"expected {SCHEMA}, got another value (schema)")
+        if kind == "interval":
+            values["tables"] = {name: TableCounts(**counts) for name, counts in values["tables"].items()}
+            values |= {name: _number(values[name]) for name in ("loss", "samples_per_s")}
+            for name in ("time_ms", "policy"):
+                values[name] = {key: _number(value) for key, value in values[name].items()}
+        return _KINDS[kind](**values)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
             f"expected a JSON object per line as written by adaptive-train, got another line ({where}): "
@@ -159,26 +163,6 @@ def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
     if sum(map(len, remaining)) != path.stat().st_size:
         write_atomic(path, b"".join(remaining))
     return dropped
-
-
-def from_json(data: Mapping[str, Any]) -> Record:
-    """Return the record of a result of `to_json`.
-
-    Raises:
-        KeyError, TypeError, ValueError: if it is invalid.
-    """
-    values = dict(data)
-    kind = values.pop("kind")
-    if kind not in _KINDS:
-        raise ValueError(f"expected one of {', '.join(_KINDS)}, got {kind!r} (kind)")
-    if kind == "run" and values.pop("schema") != SCHEMA:
-        raise ValueError(f"expected {SCHEMA}, got another value (schema)")
-    if kind == "interval":
-        values["tables"] = {name: TableCounts(**counts) for name, counts in values["tables"].items()}
-        values |= {name: _number(values[name]) for name in ("loss", "samples_per_s")}
-        for name in ("time_ms", "policy"):
-            values[name] = {key: _number(value) for key, value in values[name].items()}
-    return _KINDS[kind](**values)
 
 
 def _number(value: float | None) -> float:
