@@ -157,7 +157,7 @@ def test_what_misbehaves_is_named_with_its_hook(hook: str) -> None:
 
 
 BAD_STATES: Final[dict[str, Any]] = {
-    "a list": [], "a path": {"../x": np.zeros(1)}, "a number": {3: np.zeros(1)}, "a surrogate": {"\ud800": np.zeros(1)},
+    "a list": [], "a number": {3: np.zeros(1)},
     "complex": {"a": np.zeros(1, complex)}, "a float": {"a": 1.0}, "the rule's": {"rule.a": np.zeros(1)},
 }  # fmt: skip
 

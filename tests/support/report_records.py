@@ -23,10 +23,7 @@ from adaptive.training.telemetry.record import (
 from adaptive.training.telemetry.report import RunSummary
 from support.manifests import write_record
 
-HOSTILE = (
-    *("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a\x00b\x1b[31m", "\u202eexe.gpj", "</svg>&amp;"),
-    *("$\\frac{1}{0}$", "' onload='x", "#0a0a01", ' id="x_1"', "long " * 60, "\ud800", "表の名"),
-)
+HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a\x00b\x1b[31m", "\u202eexe.gpj")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -62,7 +59,6 @@ def write_run(
     intervals: int = 4,
     tables: Sequence[str] = ("user", "item"),
     policy: str = "lfu",
-    finished: bool = True,
     skips: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -79,7 +75,7 @@ def write_run(
     summary = _ended(totals, policy, 0.7654)
     record: dict[str, Any] = {
         "schema": SCHEMA,
-        "status": "finished" if finished else "running",
+        "status": "finished",
         "versions": {"torch": "2.0"},
         "config": {
             "policy": policy,
@@ -87,7 +83,7 @@ def write_run(
             "tier": {"host": "memory"},
         },
         "data": {"source": "by hand"},
-        **({"summary": summary} if finished else {}),
+        "summary": summary,
     }
     for name, value in (more or {}).items():
         record[name] = {**record.get(name, {}), **value} if isinstance(value, Mapping) else value
