@@ -1,4 +1,4 @@
-"""The README's five commands, from Parquet to scores by plain torch, as they stand there."""
+"""From files to scores by plain torch: the README's five commands as they stand there, and lists of Parquet."""
 
 import json
 import re
@@ -22,55 +22,32 @@ README = Path(__file__).parents[2] / "README.md"
 pytest.importorskip("pyarrow", reason="Parquet needs pyarrow, the extra 'parquet'")
 
 
-def commands() -> list[list[str]]:
-    """Return the words of each command of the block that begins with Parquet data."""
-    (block,) = re.findall(r"^((?:    .*parquet:clicks.parquet .*\n)(?:    .*\n)+)", README.read_text(), re.M)
-    return [shlex.split(line, comments=True) for line in block.splitlines()]
-
-
-def write_clicks(path: Path, random: np.random.Generator, size: int) -> list[dict[str, object]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    users, items = random.zipf(1.3, size) % 50, random.zipf(1.3, size) % 30
-    columns = {
-        "click": (users % 3 == 0).astype(np.int64).tolist(),
-        "user": [f"u{user}" for user in users],
-        "item": items.tolist(),
-        "price": random.random(size, np.float32).tolist(),
-    }
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    return pyarrow.table(columns).drop_columns("click").to_pylist()  # type: ignore[no-any-return]
-
-
 @pytest.mark.nightly
 def test_the_commands_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Scores of the export, by torch and numpy alone, are those of `predict` within 1e-6."""
-    import pyarrow.parquet
-
     monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(0)
-    write_clicks(Path("clicks.parquet"), random, 3000)
-    samples = write_clicks(Path("new.parquet"), random, 200)
-    Path("clicks.toml").write_text(
-        'label = { column = "click" }\n'
-        'dense = [{ columns = ["price"] }]\n'
-        'categorical = [{ columns = ["user", "item"], hash_rows = 100_000 }]\n'
-    )
-    *ours, alone = commands()
-    assert [words[1] for words in ours] == ["run", "eval", "predict", "export"] and alone[0] == "python"
+    text, random = README.read_text(), np.random.default_rng(0)
+    (block,) = re.findall(r"^((?:    adaptive-train run --data csv:clicks.csv .*\n)(?:    .*\n)+)", text, re.M)
+    (schema,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    Path("clicks.toml").write_text(schema)
+    users, items = random.zipf(1.3, 3000) % 50, random.zipf(1.3, 3000) % 30
+    rows = zip(users % 3 == 0, users, items, random.random(3000, np.float32), strict=True)
+    lines = ["click,user,item,price", *(f"{int(click)},{user},{item},{price}" for click, user, item, price in rows)]
+    Path("clicks.csv").write_text("\n".join(lines) + "\n")
+    *ours, alone = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [words[:2] for words in ours] == [["adaptive-train", name] for name in ("run", "eval", "predict", "export")]
     for words in ours:
-        assert words[0] == "adaptive-train"
         with pytest.raises(SystemExit) as ended:
             main(words[1:])
         assert not ended.value.code, capsys.readouterr().err
-    expected = pyarrow.parquet.read_table("scores.parquet")["score"].to_numpy()
+    expected = np.array(Path("scores.csv").read_text().split()[1:], float)
     (script,) = [word for word in alone if word.endswith(".py")]
-    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
-    found = subprocess.run([sys.executable, script], input=lines, capture_output=True, text=True, check=True)
-    np.testing.assert_allclose(np.array(found.stdout.split(), float), expected, atol=1e-6)
+    samples = (dict(zip(("user", "item", "price"), line.split(",")[1:], strict=True)) for line in lines[1:])
+    given = "".join(json.dumps(sample) + "\n" for sample in samples)
+    done = subprocess.run([sys.executable, script], input=given, capture_output=True, text=True, check=True)
+    np.testing.assert_allclose(np.array(done.stdout.split(), float), expected, atol=1e-6)
     assert expected.std() > 0.005
 
 
