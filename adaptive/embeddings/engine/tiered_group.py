@@ -149,11 +149,12 @@ class TieredGroup:
         """Execute the moves of a plan: write back, then fetch."""
         lists = None if device_plan is None else device_plan.moves
         with stopwatch.stage("write_back"):
-            self.device.write_back(plan.moves, lists)
+            moves = self.device.swap(plan.moves)
+            self.device.write_back(moves, lists)
             if self.device.poison:
-                self.device.poison_slots(plan.moves.back_slots)
+                self.device.poison_slots(moves.back_slots)
         with stopwatch.stage("fetch"):
-            self.device.fetch(plan.moves, lists)
+            self.device.fetch(moves, lists)
             self.host.expect(plan)
 
     def write_back_changed(self, trained: int) -> None:

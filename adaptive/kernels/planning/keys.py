@@ -32,7 +32,7 @@ LINES = 3  # of the sketch
 def find_distinct(ids, span, secret, shift, places, numbers, num_keys, keys, inverse):
     """Number the keys of a feature's lookups, from `num_keys` on.
 
-    As `lookups.number_rows`, for ids of any value. The secret is mixed into the hash.
+    As `lookups.find_hashed`, for ids of any value. The secret is mixed into the hash.
     """
     (first, last), (base, floor) = span, numbers
     none, mask = np.int64(0), ~ZERO >> shift

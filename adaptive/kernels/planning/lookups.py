@@ -49,18 +49,55 @@ class Distinct(NamedTuple):
 HASH = np.uint64(0x9E3779B97F4A7C15)
 S32 = np.uint64(32)
 ONE = np.uint64(1)
+FEW = 8  # in a table with fewer rows than lookups / FEW new rows are so rare that a branch is predicted well
 
 
 @kernel()
-def number_rows(ids, span, table, places, shift, numbers, num_rows, rows, inverse):
-    """Number the rows of a feature's lookups, from `num_rows` on, by a hash table of 2^(64 - shift) places.
+def find_few(ids, span, table, places, numbers, num_rows, rows, inverse):
+    """`find_direct` with a branch, for a table whose rows are looked up many times each."""
+    (first, last), (size, start), (base, floor) = span, table, numbers
+    for p in range(last - first):
+        row = ids[at(first + p)]
+        if at(row) >= at(size):  # negative ones too
+            return -(first + p + 1)
+        place = np.int64(places[at(row)]) - base
+        if place < floor:
+            place = num_rows
+            places[at(row)] = place + base
+            rows[at(num_rows)] = start + row
+            num_rows += 1
+        inverse[p] = place
+    return num_rows
 
-    span: first lookup and end; table: its number of rows, and the first; numbers: used[0] of the hash table, and the
-    table's first number. A row that is not new is overwritten in `rows` by the next one.
+
+@kernel()
+def find_direct(ids, span, table, places, numbers, num_rows, rows, inverse):
+    """Number the rows of a feature's lookups, from `num_rows` on; see `find_in_table`.
+
+    span: first lookup and end; table: its number of rows, and the first; numbers: used[0] of a `HashTable`, and the
+    table's first number. places[id] is the number of a row: the table is small enough for one place per row.
+    """
+    (first, last), (size, start), (base, floor) = span, table, numbers
+    for p in range(last - first):
+        row = ids[at(first + p)]
+        if at(row) >= at(size):
+            return -(first + p + 1)
+        place = np.int64(places[at(row)]) - base
+        is_new = place < floor
+        place = num_rows if is_new else place
+        places[at(row)] = place + base
+        rows[at(num_rows)] = start + row  # if the row is not new, the next one is written over it
+        inverse[p] = place
+        num_rows += is_new
+    return num_rows
+
+
+@kernel()
+def find_hashed(ids, span, table, places, shift, numbers, num_rows, rows, inverse):
+    """`find_direct` for a larger table, by a hash table of 2^(64 - shift) places.
 
     The hash is the highest bits of a product with the golden ratio, which spreads consecutive ids evenly: popular ids
-    are often small numbers. With lower bits, 3 times as many lookups would find another id in their place. Places by
-    id, for tables with fewer rows than places, would save 1 to 3% of planning.
+    are often small numbers. With lower bits, 3 times as many lookups would find another id in their place.
     """
     (first, last), (size, start), (base, floor) = span, table, numbers
     none, mask = np.int64(0), ~np.uint64(0) >> shift
@@ -91,7 +128,7 @@ def find_in_table(ids, spans, table, places, base, num_rows, rows, inverse):
     Numbers start at `num_rows`. inverse (lookups of the table,) int32. Returns the new number of rows, or -(p + 1): see
     `distinct_rows`.
     """
-    num_lookups = inverse.size
+    num_lookups, size = inverse.size, table[0]
     capacity, shift = 16, 60
     while capacity < 2 * num_lookups:  # of this table alone: a small hash table stays in the cache
         capacity, shift = 2 * capacity, shift - 1
@@ -99,7 +136,12 @@ def find_in_table(ids, spans, table, places, base, num_rows, rows, inverse):
     for f in range(spans.shape[0]):
         first, last = span = spans[f, 0], spans[f, 1]
         part = inverse[lookup : lookup + last - first]
-        num_rows = number_rows(ids, span, table, places, at(shift), numbers, num_rows, rows, part)
+        if size > capacity:
+            num_rows = find_hashed(ids, span, table, places, at(shift), numbers, num_rows, rows, part)
+        elif size * FEW < num_lookups:
+            num_rows = find_few(ids, span, table, places, numbers, num_rows, rows, part)
+        else:
+            num_rows = find_direct(ids, span, table, places, numbers, num_rows, rows, part)
         if num_rows < 0:
             return num_rows
         lookup += last - first

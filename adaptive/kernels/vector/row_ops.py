@@ -110,6 +110,15 @@ def is_bfloat16(place: Any) -> bool:
     return bool(place.type.pointee == I16)
 
 
+def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
+    """Store to memory, past the caches; blocks of whole cache lines must start one."""
+    if lanes >= LINE:
+        stored = builder.store(value, _block(builder, place, column, lanes), align=4 * LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+    else:
+        store(builder, value, place, column, lanes)
+
+
 def prefetch_block(builder: Any, place: Any, column: Any, lanes: int) -> None:
     """Prefetch the cache lines of a block."""
     for start in range(0, lanes, LINE_BYTES // (2 if is_bfloat16(place) else 4)):

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import lower_builtin
 
 from adaptive.kernels.jit import callable_in_kernels
+from adaptive.kernels.scratch import LINE, LINE_BYTES
 from adaptive.kernels.vector.bfloat16 import as_float32
 from adaptive.kernels.vector.row_ops import (
     INT64,
@@ -29,6 +30,7 @@ from adaptive.kernels.vector.row_ops import (
     splat,
     squares_of,
     store,
+    store_past_caches,
 )
 
 CHUNK_LOOKUPS = 64  # of a sum of gradients; a power of two
@@ -74,10 +76,44 @@ def sum_found_rows(out: Any, i: Any, rows: Any, places: Any, indices: Any, flip:
     sum_rows(out, i, rows, [int(places[int(indices[p])]) for p in range(start, stop)], flip, 0, stop - start)
 
 
+def sum_found_rows_past_caches(
+    out: Any, i: Any, rows: Any, places: Any, indices: Any, flip: Any, start: Any, stop: Any
+) -> None:
+    """`sum_found_rows` that stores past the caches, for outputs larger than these.
+
+    Call it only if `may_pass_caches(out)`, and `finish_stores()` after the last one: other threads may see stores late.
+    """
+    sum_found_rows(out, i, rows, places, indices, flip, start, stop)
+
+
+def finish_stores() -> None:
+    """Return when all threads can see every store of this thread."""
+
+
+def may_pass_caches(out: Any) -> Any:
+    """True if rows are whole cache lines: storing a part of a line would read it first."""
+    return out.shape[1] % LINE == 0 and out.ctypes.data % LINE_BYTES == 0
+
+
 callable_in_kernels(sum_rows, types.float32)
 callable_in_kernels(sum_scaled_rows, types.float32)
-for function in (add_rows, add_scaled_rows, sum_found_rows):
+for function in (add_rows, add_scaled_rows, sum_found_rows, sum_found_rows_past_caches, finish_stores):
     callable_in_kernels(function)
+callable_in_kernels(may_pass_caches, types.boolean)
+
+
+@lower_builtin(may_pass_caches, types.VarArg(types.Any))
+def _lower_may_pass_caches(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    made = context.make_array(typed.args[0])(context, builder, arguments[0])
+    columns = builder.urem(row_width(context, builder, typed.args[0], arguments[0]), INT64(LINE))
+    start = builder.urem(builder.ptrtoint(made.data, INT64), INT64(LINE_BYTES))
+    return builder.icmp_signed("==", builder.or_(columns, start), INT64(0))
+
+
+@lower_builtin(finish_stores)
+def _lower_finish(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    builder.fence("seq_cst")
+    return context.get_dummy_value()
 
 
 def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, indirect: bool = False) -> Callable[..., Any]:
@@ -141,6 +177,7 @@ lower_builtin(sum_scaled_rows, types.VarArg(types.Any))(_lower_sum(store, scaled
 lower_builtin(add_rows, types.VarArg(types.Any))(_lower_sum(_add))
 lower_builtin(add_scaled_rows, types.VarArg(types.Any))(_lower_sum(_add, scaled=True))
 lower_builtin(sum_found_rows, types.VarArg(types.Any))(_lower_sum(store, indirect=True))
+lower_builtin(sum_found_rows_past_caches, types.VarArg(types.Any))(_lower_sum(store_past_caches, indirect=True))
 
 
 def square_sum(rows: Any, i: Any) -> Any:

@@ -15,8 +15,8 @@ from support.variants import both
 from adaptive.config import TableConfig
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.rows.cpu.initial import rounding_keys
 from adaptive.kernels.rows.cpu.move import copy_row
+from adaptive.kernels.rows.cpu.rounding import rounding_keys
 from adaptive.kernels.rows.cpu.update import NEAREST
 from adaptive.kernels.vector.bfloat16 import narrow, stream_key, widen
 

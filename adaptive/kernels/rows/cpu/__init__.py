@@ -11,7 +11,7 @@ Arguments that belong together are tuples:
               vectors (int32, rows of the gradients) and scales (float32, or empty: all 1) of these; gradients (V, D)
     tiers     device_weights, device_state, host_weights, host_state: (rows, D) and (rows, S), float32 or bfloat16
     rule      kind, settings and corrections of an optimizer, see `steps`
-    results   keys (U,) uint64 that round bfloat16 (`initial`), or empty: to nearest; norms (1 or 2, U) float32, which
+    results   keys (U,) uint64 that round bfloat16 (`rounding`), or empty: to nearest; norms (1 or 2, U) float32, which
               receive the L2 norm of each change and, in a second line, that of the row before it
 
 Both tiers are passed to every kernel, so a bag is summed in lookup order wherever its rows are; this is why

@@ -47,3 +47,46 @@ def copy_share(c, bounds, to_weights, to_state, to_rows, source):
 def copy_shares(bounds, to_weights, to_state, to_rows, *source):
     """`copy_rows` by several threads; bounds (C + 1,) int64 are those of their shares of the rows."""
     in_parallel(copy_share, bounds.size - 1, bounds, to_weights, to_state, to_rows, source)
+
+
+@kernel(noalias=True)
+def swap_rows(first, last, moves, slot_arrays, host_arrays):
+    """For i in [first, last): copy the row in slots[i] to the i-th last of the host's `back_rows`, then rows[i] to it.
+
+    moves: back_rows, slots, rows (int64, all different), and initial (bool): where it is set, the slot keeps its row.
+    *_arrays: weights and state. Each slot enters the cache once: on one thread two thirds of the time of copying first
+    one way, then the other.
+    """
+    back_rows, slots, rows, initial = moves
+    weights, state = slot_arrays
+    host_weights, host_state = host_arrays
+    end = back_rows.size - 1
+    for i in range(first, last):
+        if i + AHEAD < last:
+            slot, back, row = slots[i + AHEAD], back_rows[end - i - AHEAD], rows[i + AHEAD]
+            row = back if initial[i + AHEAD] else row  # it may have no memory yet
+            prefetch_row(weights, slot)
+            prefetch_row(host_weights, back)
+            prefetch_row(host_weights, row)
+            if state.shape[1] > 0:
+                prefetch_row(state, slot)
+                prefetch_row(host_state, back)
+                prefetch_row(host_state, row)
+        slot, back = slots[i], back_rows[end - i]
+        row = back if initial[i] else rows[i]
+        copy_row(host_weights, back, weights, slot)
+        copy_row(weights, slot, host_weights, row)
+        for s in range(state.shape[1]):
+            host_state[back, s] = state[slot, s]
+            state[slot, s] = host_state[row, s]
+
+
+@kernel()
+def swap_share(c, bounds, moves, slot_arrays, host_arrays):
+    swap_rows(bounds[c], bounds[c + 1], moves, slot_arrays, host_arrays)
+
+
+@kernel()
+def swap_shares(bounds, moves, slot_arrays, host_arrays):
+    """`swap_rows` by several threads; bounds (C + 1,) int64 are those of their shares of the slots."""
+    in_parallel(swap_share, bounds.size - 1, bounds, moves, slot_arrays, host_arrays)

@@ -5,7 +5,9 @@ import numpy as np
 from adaptive.kernels.jit import at, in_parallel, kernel
 from adaptive.kernels.rows.cpu.move import clear_row
 from adaptive.kernels.vector.row_ops import Scalar, row_op
-from adaptive.kernels.vector.row_sums import sum_found_rows
+from adaptive.kernels.vector.row_sums import finish_stores, may_pass_caches, sum_found_rows, sum_found_rows_past_caches
+
+PAST_CACHES = 1 << 19  # floats of an output that is stored past the caches: 2 MB, as large as those of one core
 
 
 @row_op
@@ -21,7 +23,7 @@ def add_scaled_row(out, row, scale: Scalar):
 
 
 @kernel(noalias=True)
-def pool_plain(first, last, out, bags, weights, flip):
+def pool_plain(first, last, out, bags, weights, flip, past_caches):
     """Pool the bags [first, last) if all rows are in one tier and nothing is scaled.
 
     flip: -1 where rows are ~location, otherwise 0.
@@ -33,8 +35,11 @@ def pool_plain(first, last, out, bags, weights, flip):
         start, stop = np.uint64(bag_starts[bag]), np.uint64(bag_starts[bag + np.uint64(1)])
         if start == stop:
             clear_row(out, vector)
+        elif past_caches:
+            sum_found_rows_past_caches(out, vector, weights, locations, inverse, flip, start, stop)
         else:
             sum_found_rows(out, vector, weights, locations, inverse, flip, start, stop)
+    finish_stores()
 
 
 @kernel(noalias=True)
@@ -83,11 +88,12 @@ def count_on_host(first, last, inverse, locations):
 def pool_range(first, last, out, bags, device_weights, host_weights):
     """Pool the bags [first, last): see `pool`."""
     _, bag_starts, inverse, locations, scales = bags
+    past_caches = out.size >= PAST_CACHES and may_pass_caches(out)
     num_host = count_on_host(bag_starts[first], bag_starts[last], inverse, locations)
     if scales.size == 0 and num_host == 0:
-        pool_plain(first, last, out, bags, device_weights, 0)
+        pool_plain(first, last, out, bags, device_weights, 0, past_caches)
     elif scales.size == 0 and num_host == bag_starts[last] - bag_starts[first]:
-        pool_plain(first, last, out, bags, host_weights, -1)
+        pool_plain(first, last, out, bags, host_weights, -1, past_caches)
     else:
         pool_mixed(first, last, out, bags, device_weights, host_weights)
 

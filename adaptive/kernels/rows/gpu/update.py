@@ -137,7 +137,7 @@ def update(
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one lookup, not scaled: its
     sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
 
-    keys: (U,) int64 with the bits of uint64, which round bfloat16 (`cpu.initial`); None: to nearest.
+    keys: (U,) int64 with the bits of uint64, which round bfloat16 (`cpu.rounding`); None: to nearest.
 
     found_inf: () float32. If it is not 0 then, no row changes, and the first line of norms is NaN.
     """
