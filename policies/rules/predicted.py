@@ -31,7 +31,8 @@ FADES: Final = 0.95  # share of a residual's count that a batch leaves: predicti
 # Over five seeds of the default stream half as many steps cost no AUC (+0.0000); whole batches, a quarter of the steps,
 # cost 0.0009. A step takes time however few inputs it has.
 FILLS: Final = 2
-RESTS: Final = 4  # warm-ups between two attempts where too few inputs would go
+RESTS: Final = 4  # warm-ups of rest after the first attempt where too few inputs would go; then twice as many each time
+MOST_RESTS: Final = 64
 
 
 class Predicted(InputRule):
@@ -39,7 +40,7 @@ class Predicted(InputRule):
 
     The prediction is a logistic regression that learns from inputs in the look-ahead. It needs labels from 0 to 1.
     Where less than a quarter of the inputs would go (2% with a target), skipping does not pay: nothing is skipped, and
-    the rule rests until it tries again.
+    the rule rests until it tries again, each time twice as long.
     Kept inputs fill batches of twice the kept share of the original size, at most all of it, so a run takes half as
     many steps as without skipping, each of them shorter. A lookup's gradient stays what it was: weights are twice as
     large.
@@ -81,6 +82,7 @@ class Predicted(InputRule):
         self._learns = max(1, round(LEARNS * warmup))
         self.rest = warmup - self._learns
         self._next_choice = self._learns  # in so many batches
+        self._rests = RESTS  # warm-ups of the next rest
         self._size = 0  # inputs of the first batch
         self._kept_share = 1.0
         self._residuals = np.zeros(BINS)  # inputs by residual, earlier ones fade
@@ -117,8 +119,11 @@ class Predicted(InputRule):
         self.skippable_share = 1 - share
         if share > 1 - (LEAST_SKIPPED if self.target_drop is None else LEAST_OF_TARGET):
             self.current_factor, self._kept_share = 0.0, 1.0
-            self.rest, self._next_choice = RESTS * self.warmup, self._learns
-        elif abs(share - self._kept_share) > 0.05 * self._kept_share:
+            self.rest, self._next_choice = self._rests * self.warmup, self._learns
+            self._rests = min(2 * self._rests, MOST_RESTS)
+            return
+        self._rests = RESTS
+        if abs(share - self._kept_share) > 0.05 * self._kept_share:
             self._kept_share = share
 
     def _probability(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -130,6 +135,7 @@ class Predicted(InputRule):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
             "next_choice": np.array([self._next_choice]),
+            "next_rest": np.array([self._rests]),
             "shares": np.array([self.current_factor, self._kept_share, self.skippable_share]),
             "residuals": self._residuals.copy(),
             **self._predictor.state_dict(),
@@ -137,7 +143,7 @@ class Predicted(InputRule):
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         check_state(self, state, *self.state_dict())
-        (self._next_choice,) = map(int, state["next_choice"])
+        (self._next_choice,), (self._rests,) = map(int, state["next_choice"]), map(int, state["next_rest"])
         self.current_factor, self._kept_share, self.skippable_share = map(float, state["shares"])
         self._residuals[:] = state["residuals"]
         self._predictor.load_state_dict(state)

@@ -273,9 +273,9 @@ def test_look_aheads_in_turn_end_like_others(depth: int) -> None:
 
 
 def test_nothing_is_asked_before_the_end_of_the_warm_up_nor_where_too_few_would_go() -> None:
-    """Of 10 batches of warm-up the rule sees the last 4; labels are coin flips, so it rests for the next 40."""
+    """Of 10 batches of warm-up the rule sees the last 4; labels are coin flips: it rests for 40, 80, then 160."""
     random = np.random.default_rng(5)
-    batches = [batch_of(random.integers(0, ROWS, 256), random.random(256) < 0.5) for _ in range(110)]
+    batches = [batch_of(random.integers(0, ROWS, 256), random.random(256) < 0.5) for _ in range(240)]
     rule, asked = Predicted(warmup=10), []
     keep = rule.keep
 
@@ -285,9 +285,9 @@ def test_nothing_is_asked_before_the_end_of_the_warm_up_nor_where_too_few_would_
 
     rule.keep = counted  # type: ignore[method-assign]
     kept = kept_batches(rule, iter(batches))
-    assert asked == [6, 7, 8, 9, 10, 51, 52, 53, 54, 95, 96, 97, 98]
+    assert asked == [6, 7, 8, 9, 10, 51, 52, 53, 54, 135, 136, 137, 138]
     assert all(one is other for one, other in zip(kept, batches, strict=True))
-    assert rule.seen_inputs == 110 * 256 and rule.dropped_inputs == 0 and rule.rest == 29
+    assert rule.seen_inputs == 240 * 256 and rule.dropped_inputs == 0 and rule.rest == 59
 
 
 def test_what_fills_no_batch_is_trained_when_a_rule_goes_to_rest() -> None:
