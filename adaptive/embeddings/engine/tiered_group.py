@@ -149,12 +149,11 @@ class TieredGroup:
         """Execute the moves of a plan: write back, then fetch."""
         lists = None if device_plan is None else device_plan.moves
         with stopwatch.stage("write_back"):
-            moves = self.device.swap(plan.moves)
-            self.device.write_back(moves, lists)
+            self.device.write_back(plan.moves, lists)
             if self.device.poison:
-                self.device.poison_slots(moves.back_slots)
+                self.device.poison_slots(plan.moves.back_slots)
         with stopwatch.stage("fetch"):
-            self.device.fetch(moves, lists)
+            self.device.fetch(plan.moves, lists)
             self.host.expect(plan)
 
     def write_back_changed(self, trained: int) -> None:

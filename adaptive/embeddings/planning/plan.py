@@ -96,7 +96,6 @@ class Moves:
     fresh_rows: Int64s = field(default_factory=no_rows)  # used on the host, where they get their initial values
     late_slots: Int64s = field(default_factory=no_rows)  # of rows that batches in flight still update on the host,
     late_rows: Int64s = field(default_factory=no_rows)  # fetched once the batch before this one is trained
-    swapped: int = 0  # so many of the last slots that are written back are those fetched to first, in reverse
 
 
 @dataclass(frozen=True)

@@ -197,10 +197,7 @@ class Planner:
             fresh = self.slots.leave_on_host(changes.missing, distinct, locations, number)
         self._entered = None
         if not np.count_nonzero(is_late):
-            # Slots are a stack: those that were freed last are taken first. So the rows that come take the slots of the
-            # last evicted rows, in reverse, and the host pairs them without a search. Only if all of these are written.
-            swapped = min(len(admitted), len(changes.evicted)) if len(back[0]) == len(changes.evicted) else 0
-            return Moves(*back, slots, rows, initial, fresh, swapped=swapped)
+            return Moves(*back, slots, rows, initial, fresh)
         now = ~is_late
         return Moves(*back, slots[now], rows[now], initial[now], fresh, slots[is_late], rows[is_late])
 

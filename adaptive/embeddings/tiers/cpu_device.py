@@ -171,9 +171,6 @@ class CpuDevice(DeviceTier):
     def close(self) -> None:
         return
 
-    def swap(self, moves: Moves) -> Moves:
-        return self._host.swap(moves, self.weights, self.state)
-
     def write_back(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         if len(moves.back_rows):
             self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)

@@ -154,13 +154,6 @@ class DeviceTier(ABC):
         These must be the very same objects. The tensors belong to the training loop, which may keep them.
         """
 
-    def swap(self, moves: Moves) -> Moves:
-        """Write back the rows `moves.swapped` and fetch those that take their slots, if one pass over both is faster.
-
-        Returns the moves that are left, for `write_back` and `fetch`.
-        """
-        return moves
-
     @abstractmethod
     def write_back(self, moves: Moves, device_moves: DeviceMoves | None = None) -> None:
         """Copy the rows `moves.back_rows` with their state from their slots to the host."""

@@ -7,7 +7,7 @@ billion rows costs address space, and memory or disk only for rows that were tra
 import contextlib
 import mmap
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from adaptive.arrays import Int64s, Rows, UInt64s
 from adaptive.embeddings.planning.books import NO_RESERVE, shares
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.planning.plan import GroupPlan, Moves
+from adaptive.embeddings.planning.plan import GroupPlan
 from adaptive.kernels.rows.cpu import initial, move, rounding, steps
 from adaptive.kernels.scratch import empty_rows
 from adaptive.kernels.vector.bfloat16 import NO_KEYS, number_as_stored
@@ -67,13 +67,6 @@ class HostTier(ABC):
     @abstractmethod
     def copy_in(self, rows: Int64s, weights: Rows, state: Rows, from_rows: Int64s) -> None:
         """Store rows `from_rows` of other arrays as `rows` (n,), in any order, targets distinct."""
-
-    def swap(self, moves: Moves, weights: Rows, state: Rows) -> Moves:
-        """Move the rows `moves.swapped`, if one pass is faster than `copy_in` and `copy_out`; return the other moves.
-
-        weights, state: of all slots.
-        """
-        return moves
 
     def read(self, rows: Int64s) -> tuple[Rows, Rows]:
         """Return copies (weights (n, D), state (n, S)) of `rows`."""
@@ -172,29 +165,6 @@ class MemoryHost(HostTier):
 
     def copy_in(self, rows: Int64s, weights: Rows, state: Rows, from_rows: Int64s) -> None:
         self._copy(self.weights, self.state, rows, weights, state, from_rows)
-
-    def swap(self, moves: Moves, weights: Rows, state: Rows) -> Moves:
-        number, slots, rows, are_initial = moves.swapped, moves.fetch_slots, moves.fetch_rows, moves.fetch_initial
-        initial = np.flatnonzero(are_initial[:number])
-        if number <= 2 * len(initial):  # two passes copy less
-            return moves
-        swapped = (moves.back_rows, slots, rows, are_initial), (weights, state), (self.weights, self.state)
-        bounds = shares(number, self.threads)
-        if len(bounds) == 2:
-            move.swap_rows(0, number, *swapped)
-        else:
-            move.swap_shares(bounds, *swapped)
-        self.initial(weights, state, slots[initial], rows[initial])
-        rest = len(moves.back_rows) - number
-        return replace(
-            moves,
-            back_slots=moves.back_slots[:rest],
-            back_rows=moves.back_rows[:rest],
-            fetch_slots=slots[number:],
-            fetch_rows=rows[number:],
-            fetch_initial=are_initial[number:],
-            swapped=0,
-        )
 
     def _copy(
         self, to_weights: Rows, to_state: Rows, to_rows: Int64s, weights: Rows, state: Rows, rows: Int64s

@@ -268,14 +268,14 @@ def test_a_fetch_error_is_raised_in_the_loop_and_updates_nothing(
     schedule: Schedule, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     embeddings = one_table(device_rows=f"{4 + depth}", policy=LRU)
-    swap = CpuDevice.swap
+    fetch = CpuDevice.fetch
 
-    def failing(device: CpuDevice, moves: Any) -> Any:
+    def failing(device: CpuDevice, moves: Any, *more: Any) -> None:
         if 7 in moves.fetch_rows:
             raise BrokenDiskError("the disk is gone")
-        return swap(device, moves)
+        fetch(device, moves, *more)
 
-    monkeypatch.setattr(CpuDevice, "swap", failing)
+    monkeypatch.setattr(CpuDevice, "fetch", failing)
     with pytest.raises(BrokenDiskError, match="the disk is gone"):
         schedule.train(embeddings, COLD, depth)
     assert schedule.stepped == [0, 1, 2, 3, 4]

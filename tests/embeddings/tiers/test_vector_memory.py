@@ -1,4 +1,4 @@
-"""Pooled vectors reuse memory once nothing shares it, and not before; rows are exchanged in one pass."""
+"""Pooled vectors reuse memory once nothing shares it, and not before."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -11,14 +11,10 @@ from torch import Tensor
 
 from adaptive.batch import one_hot_batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embeddings.planning import books
-from adaptive.embeddings.planning.layout import make_groups
-from adaptive.embeddings.planning.plan import Moves
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.kernels.scratch import LINE_BYTES, empty_rows
-from adaptive.optim import Adagrad
 
 
 @pytest.fixture
@@ -79,29 +75,3 @@ def test_vectors_of_a_batch_outlive_it(bag: TieredEmbeddingBag) -> None:
     assert place % LINE_BYTES == second.data_ptr() % LINE_BYTES == 0 and place != second.data_ptr()
     del first
     assert bag.stack(larger).data_ptr() == place
-
-
-@pytest.mark.parametrize(("initial_share", "left"), [(0.3, (4, 12)), (0.6, (30, 38))])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_exchanged_rows_equal_those_moved_in_two_passes(
-    initial_share: float, left: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """30 rows leave; the last 26 are replaced, and 12 more rows come. If most are initial, none is exchanged."""
-    monkeypatch.setattr(books, "SHARED_ROWS", 1)
-    group = make_groups([TableConfig(name="t", num_embeddings=100, embedding_dim=3)], 0)[0]
-    results = []
-    for exchanges in (True, False):
-        rng, host = np.random.default_rng(0), MemoryHost(group, Adagrad())
-        host.threads, device = threads, CpuDevice(host, 60)
-        for array in (host.weights, host.state, device.weights, device.state):
-            array[:] = rng.random(array.shape, np.float32)
-        rows, slots = rng.permutation(100), rng.permutation(60)
-        to_slots = np.concatenate([slots[29:3:-1], slots[30:42]])
-        moves = Moves(slots[:30], rows[:30], to_slots, rows[30:68], np.arange(38) < 38 * initial_share, swapped=26)
-        if exchanges:
-            moves = device.swap(moves)
-            assert (len(moves.back_rows), len(moves.fetch_rows)) == left
-        device.write_back(moves)
-        device.fetch(moves)
-        results.append([array.tolist() for array in (host.weights, host.state, device.weights, device.state)])
-    assert results[0] == results[1]

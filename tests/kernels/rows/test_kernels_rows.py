@@ -114,22 +114,3 @@ def test_copy_rows_equals_indexing(choose: Choose, dim: int, width: int) -> None
     choose(move.copy_rows)(to_weights, to_state, to_rows, weights, state, from_rows)
     np.testing.assert_array_equal(to_weights, expected)
     np.testing.assert_array_equal(to_state, expected_state)
-
-
-@both
-@pytest.mark.parametrize("dim", [3, 16])
-@pytest.mark.parametrize("width", [0, 1, 33])
-def test_swapped_rows_equal_copies_to_the_host_and_back(choose: Choose, dim: int, width: int) -> None:
-    """Of 50 rows that leave, the last 40 are replaced; every third of these slots keeps its row."""
-    rng = np.random.default_rng(dim)
-    slots, host = ((random_rows(rng, size, dim), random_rows(rng, size, width)) for size in (60, 200))
-    rows, to_slots, is_initial = rng.permutation(200), rng.permutation(60)[:40], np.arange(40) % 3 == 0
-    back_rows, new_rows = rows[:50], rows[50:90]
-    expected = [array.copy() for array in (*slots, *host)]
-    for in_slots, on_host in ((0, 2), (1, 3)):
-        expected[on_host][back_rows[:9:-1]] = expected[in_slots][to_slots]
-        expected[in_slots][to_slots[~is_initial]] = expected[on_host][new_rows[~is_initial]]
-    for first, last in ((25, 40), (0, 25)):
-        choose(move.swap_rows)(first, last, (back_rows, to_slots, new_rows, is_initial), slots, host)
-    for array, same in zip((*slots, *host), expected, strict=True):
-        np.testing.assert_array_equal(array, same)
