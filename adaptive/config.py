@@ -46,10 +46,10 @@ def parse_size(text: str, *, row_bytes: int, num_rows: int) -> int:
 
 
 def _text(check: Callable[[str], object]) -> BeforeValidator:
-    """Validator that turns integers into text and runs a check on text."""
+    """Validator that turns numbers into text and runs a check on text."""
 
     def checked(value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if isinstance(value, str):
             check(value)

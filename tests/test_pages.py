@@ -64,7 +64,7 @@ def test_python_blocks_run_as_one_program(page: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
 def test_tutorial_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
-    assert run_page(page, tmp_path) >= 3
+    assert run_page(page, tmp_path) >= 1
 
 
 @pytest.mark.nightly

@@ -222,6 +222,22 @@ def test_one_mistake_is_one_line(mine: str, sets: str, flags: dict[str, str], pa
     assert line.endswith(parts[-1]) or len(parts) == 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (
+            "tier.device_rows=0.1",
+            "expected a size in whole rows, got 0.1 (size of the device tier: a number of rows, percent",
+        ),
+        ("epochs=true", "expected a number, got True (passes over the training data)"),
+        ("data.hash_rows=true", "expected a number, got True (rows of each hashed feature"),
+        ("optimizer.lr=fast", "expected a valid number, got 'fast' (learning rate of rows)"),
+    ],
+)
+def test_a_wrong_value_is_shown_with_the_meaning_of_its_key(setting: str, expected: str) -> None:
+    assert expected in "\n".join(mistakes(sets=[setting]))
+
+
 def test_unknown_policy_is_listed_with_other_mistakes() -> None:
     lines = mistakes(flags={"policy": "slipstraem", "depth": "-1"})
     assert len(lines) == 3 and "depth" in lines[1] and "slipstream?" in lines[2]

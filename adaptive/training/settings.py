@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from adaptive.config import TrainConfig, reason
 from adaptive.errors import ConfigError, PolicyError, suggestion
@@ -274,12 +275,26 @@ def _validated(tree: Mapping[str, Any], chosen: Mapping[Path_, Entry], problems:
         try:
             kind.model_validate(tree.get(name, {}))
         except ValidationError as error:
-            problems += _mistakes(error, (name,), chosen, keys)
+            problems += _mistakes(error, kind, (name,), chosen, keys)
     try:
-        return TrainConfig.model_validate(tree)
+        config = TrainConfig.model_validate(tree)
     except ValidationError as error:
-        problems += _mistakes(error, (), chosen, keys)
-    return None
+        problems += _mistakes(error, TrainConfig, (), chosen, keys)
+        return None
+    for path, entry in chosen.items():  # pydantic takes true for 1
+        field = _field(kinds[path[0]], path[1:]) if path[0] in kinds else _field(TrainConfig, path)
+        if isinstance(entry.value, bool) and field and field.annotation in (int, float, int | None, float | None):
+            problems.append(f"{entry.key} ({entry.origin}): expected a number, got {entry.value} ({field.description})")
+    return config
+
+
+def _field(model: type[BaseModel], path: Path_) -> FieldInfo | None:
+    """Return the field of a setting; None if there is none, or if it is in a table of free keys."""
+    for name in path[:-1]:
+        if (section := sections_of(model).get(name)) is None:
+            return None
+        model = section
+    return model.model_fields.get(path[-1])
 
 
 def _model_options(tree: Mapping[str, Any]) -> type[BaseModel]:
@@ -319,9 +334,9 @@ def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 
 def _mistakes(
-    error: ValidationError, above: Path_, chosen: Mapping[Path_, Entry], keys: Sequence[str]
+    error: ValidationError, model: type[BaseModel], above: Path_, chosen: Mapping[Path_, Entry], keys: Sequence[str]
 ) -> Iterator[str]:
-    """Yield a line for each wrong value, and for values that contradict each other."""
+    """Yield a line for each wrong value, and for values that contradict each other. `model`: of the keys in `above`."""
     reasons: dict[Path_, list[str]] = {}
     for mistake in error.errors():
         loc = (*above, *map(str, mistake["loc"]))
@@ -338,7 +353,9 @@ def _mistakes(
                 got = suggestion(entry.key, keys) or "; adaptive-train config lists all keys"
             else:
                 got = "" if ", got " in text else f", got {entry.value!r}{suggestion(str(entry.value), names)}"
-            yield f"{entry.key} ({entry.origin}): {text}{got}"
+            field = _field(model, path[len(above) :])
+            meaning = f" ({field.description})" if field and field.description else ""
+            yield f"{entry.key} ({entry.origin}): {text}{got}{meaning}"
         else:
             entries = [f"{entry.key} ({entry.origin})" for other, entry in chosen.items() if other[: len(path)] == path]
             yield f"{', '.join(entries) or '.'.join(path)}: {text}"
