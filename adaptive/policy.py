@@ -178,7 +178,7 @@ class InputRule(SkipRule, ABC):
     `Batch.extras["weight"]` (B,). The built-in trainer multiplies the loss of each sample by its weight. Only batches
     are seen, so answers depend neither on timing nor on where rows are, and each of several ranks gets the same ones.
 
-    A rule may implement `visits` as well, if it sets `most` or `least`.
+    A rule may implement `visits` as well, if it sets `most` or `least`. While it does not pay, every visit is updated.
     """
 
     most: int = 1
@@ -193,6 +193,9 @@ class InputRule(SkipRule, ABC):
     rest: int = 0
     """Batches to be trained as they are, without asking, from the next one on. A rule that does not pay now sets it, so
     that it costs nothing; the runtime counts it down, saves and restores it."""
+
+    pays: bool = True
+    """False if skipping costs more than it saves now: `visits` is not asked then, and no update is postponed."""
 
     seen_inputs: int = 0
     dropped_inputs: int = 0

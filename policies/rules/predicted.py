@@ -88,6 +88,11 @@ class Predicted(InputRule):
         self._residuals = np.zeros(BINS)  # inputs by residual, earlier ones fade
         self._predictor = ClickPredictor(rate=rate)
 
+    @property
+    def pays(self) -> bool:  # type: ignore[override]
+        """False from an attempt at which too few inputs would go until one at which enough do."""
+        return self._rests == RESTS
+
     def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         self._size = self._size or batch.num_samples
         if not self._next_choice:

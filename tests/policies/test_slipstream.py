@@ -83,6 +83,23 @@ def test_its_inputs_are_those_that_predicted_keeps() -> None:
     assert both.state_dict().keys() == alone.state_dict().keys()
 
 
+class Resting(Slipstream):
+    """Labels that nothing predicts: the rule tries once, and then rests for longer than the training."""
+
+    def __init__(self) -> None:
+        self.rule = Both()
+        self.rule.factor = 1e9
+
+
+@pytest.mark.parametrize(("depth", "threads"), [(0, 1), (5, 1), (5, 0)])
+def test_where_too_few_inputs_would_go_no_update_waits_either(depth: int, threads: int) -> None:
+    embeddings, weights = train(Resting(), depth, threads=threads)
+    rule = embeddings.policy.rule
+    assert isinstance(rule, InputRule) and rule.rest > 0
+    assert embeddings.statistics.take().counts.sum(axis=0)[Counter.DEFERRED_UPDATES] == 0
+    np.testing.assert_array_equal(weights, train(LFU())[1])
+
+
 def test_off_or_not_switched_on_it_is_a_plain_run() -> None:
     for skip in ("off", None):
         embeddings, weights = train(Slipstream(), skip=skip)

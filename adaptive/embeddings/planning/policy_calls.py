@@ -35,7 +35,7 @@ def read_only(stats: RowStats) -> RowStats:
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."  # prefix of the names of a skip rule's methods
 CHECK: Final = "Nothing was moved. Run `adaptive-train policies check` on it."
-COUNTED: Final = ("seen_inputs", "dropped_inputs", "effective_share")  # attributes of an input rule, always reported
+COUNTED: Final = ("seen_inputs", "dropped_inputs", "effective_share", "pays")  # of an input rule, always reported
 _DONE: Final = object()
 
 
@@ -113,9 +113,12 @@ class PolicyCaller:
         return scores.astype(np.float64)
 
     def visits(self, stats: RowStats) -> NDArray[np.int64]:
-        """(n,) visits per update, from `rule.least` to `rule.most`."""
+        """(n,) visits per update, from `rule.least` to `rule.most`; 1 while an input rule does not pay."""
         rule, method = self.rule, f"{OF_RULE}visits"
         assert rule is not None
+        # As of the moment when the batch was yielded: the rule itself may have read on, as far as threads have come.
+        if (self._reported or {}).get(f"{OF_RULE}pays") == 0:
+            return np.ones(len(stats), np.int64)
         answer = self._array(method, stats, rule.visits)
         if answer.dtype.kind not in "iu":
             raise self._wrong(method, stats.step, "integers", f"dtype {answer.dtype}")
