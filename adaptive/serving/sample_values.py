@@ -17,7 +17,6 @@ from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -293,7 +292,7 @@ def key_of(value: Any, kind: str) -> int | None:
     """Return the 64-bit key of a value: integer, hex digits, or FNV-1a of a text.
 
     None: the value is of another kind, by the rules of the readers of training data. As they read columns of Arrow,
-    whole decimals are integers, and UUIDs texts.
+    whole decimals are integers.
     """
     if kind == "int":
         return whole_number(value)
@@ -307,7 +306,7 @@ def key_of(value: Any, kind: str) -> int | None:
         key = int(value, 16)
     else:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        if not isinstance(value, str | Integral | UUID) or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        if not isinstance(value, str | Integral) or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
             return None
         key = 0xCBF29CE484222325
         for byte in text.encode():

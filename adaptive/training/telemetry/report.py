@@ -126,7 +126,7 @@ class RunSummary:
         return {"schema": SCHEMA, **shown}
 
 
-def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, run: str | None = None) -> str:
+def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, run: str) -> str:
     """The summary as the text of a run: what was read, where rows were, what was skipped, how fast, how good.
 
     Args:
@@ -134,7 +134,7 @@ def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, 
         totals: of the run.
         rows: of all tables.
         misses: see `Policy.misses`.
-        run: directory of the run, quoted for a shell; None: a loop that no command can repeat.
+        run: directory of the run, quoted for a shell.
     """
     compiled = summary.compile_s
     once = f" (and {compiled:.0f} s to compile, once)" if compiled and compiled >= 0.5 else ""
@@ -146,7 +146,7 @@ def run_text(summary: RunSummary, totals: RunTotals, *, rows: int, misses: str, 
         ]
     facts["skipped"] = _skipped_facts(summary, totals)
     facts["speed"] = _speed_facts(summary, totals)
-    if facts["skipped"] and run is not None:
+    if facts["skipped"]:
         policies = ",".join(dict.fromkeys(("lfu", summary.policy)))
         compare = f"  adaptive-train compare --config {run}/run.json --policies {policies}"
         facts["quality"] = ["not compared. Measure it on your data:", compare]
