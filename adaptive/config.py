@@ -9,7 +9,16 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from adaptive.errors import ConfigError
@@ -181,6 +190,17 @@ class Config(BaseModel):
                 raise ConfigError(f"{type(self).__name__}: {explain(type(self), error)}") from None
 
         __init__.__pydantic_base_init__ = True  # tells pydantic that `model_validate` need not call it
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic takes true for 1, unless it checks all types strictly: then a list is no tuple, and a text no path.
+        if isinstance(value, bool) and info.field_name in cls.model_fields:
+            annotation = cls.model_fields[info.field_name].annotation
+            kinds = set(get_args(annotation) or (annotation,))
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"expected a number, got {value}")
+        return value
 
 
 class TableConfig(Config):

@@ -133,9 +133,10 @@ def _from_model(entries: Sequence[Entry]) -> list[Entry]:
     """The default data of the model, if they differ from the default of all models."""
     from adaptive.models.model_settings import BUILT_IN_DATA
 
-    named = _last(entries, "model")
-    data = {} if named is None else BUILT_IN_DATA.get(str(named.value), {})
-    return [Entry(key, value, f"model {named.value}") for key, value in data.items() if named is not None]
+    if (named := _last(entries, "model")) is None:
+        return []
+    data = BUILT_IN_DATA.get(str(named.value), {})
+    return [Entry(key, value, f"model {named.value}") for key, value in data.items()]
 
 
 def _refuse_code_of_files(entries: Sequence[Entry]) -> None:
@@ -277,15 +278,10 @@ def _validated(tree: Mapping[str, Any], chosen: Mapping[Path_, Entry], problems:
         except ValidationError as error:
             problems += _mistakes(error, kind, (name,), chosen, keys)
     try:
-        config = TrainConfig.model_validate(tree)
+        return TrainConfig.model_validate(tree)
     except ValidationError as error:
         problems += _mistakes(error, TrainConfig, (), chosen, keys)
-        return None
-    for path, entry in chosen.items():  # pydantic takes true for 1
-        field = _field(kinds[path[0]], path[1:]) if path[0] in kinds else _field(TrainConfig, path)
-        if isinstance(entry.value, bool) and field and field.annotation in (int, float, int | None, float | None):
-            problems.append(f"{entry.key} ({entry.origin}): expected a number, got {entry.value} ({field.description})")
-    return config
+    return None
 
 
 def _field(model: type[BaseModel], path: Path_) -> FieldInfo | None:
