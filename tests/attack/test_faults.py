@@ -148,12 +148,12 @@ def test_a_disk_that_fails_one_of_two_ranks(tmp_path: Path, pool: RankPool) -> N
         stage = ("creating", "filling", "syncing", "renaming")[int(rng.integers(4))]
         rank, at, number = int(rng.integers(2)), int(rng.integers(1, 16)), (errno.EIO, errno.ENOSPC)[rng.integers(2)]
         trouble = [str(ROOT / "tests/support/rank_trouble.py"), str(rank), stage, str(at), f"errno-{number}"]
-        found = pool.run(2, [*trouble, "run", *SMALL, "--out", str(out)])
-        codes = [one.code for one in found]
+        outcomes = pool.run(2, [*trouble, "run", *SMALL, "--out", str(out)])
+        codes = [one.code for one in outcomes]
         campaign.came(f"exit {codes[0]}")
-        assert codes in ([0, 0], [6, 6]), (trouble, found)
+        assert codes in ([0, 0], [6, 6]), (trouble, outcomes)
         if codes[0]:
-            assert all(f"[Errno {number}]" in one.err for one in found), (trouble, found)
+            assert all(f"[Errno {number}]" in one.err for one in outcomes), (trouble, outcomes)
             saved = list(out.glob("checkpoint-[0-9]"))
             again = ["--resume", str(out)] if saved else [*SMALL, "--out", str(out), "--overwrite"]
             resumed = pool.run(2, ["-m", "adaptive", "run", *again])

@@ -117,10 +117,8 @@ def describe_shortage(pipeline: Pipeline, queued: QueuedBatch, depth: int) -> De
     advice = f"Raise device_rows to at least {least_device_rows(pipeline.groups, needed)}, or lower the batch size"
     if depth > 0:
         advice += f", or lower depth (now {depth}), or set tier.when_full=reduce_lookahead"
-    policy, slots = (
-        type(pipeline.policy_caller.policy).__name__,
-        sum(tiered.device.num_slots for tiered in tiered_groups),
-    )
+    policy = type(pipeline.policy_caller.policy).__name__
+    slots = sum(tiered.device.num_slots for tiered in tiered_groups)
     return DeviceMemoryError(
         f"batch {number}: expected at least {sum(needed):,} device rows for the {depth + 1} batches in flight, got "
         f"{slots:,} (policy {policy}): {', '.join(parts)}. {advice}."

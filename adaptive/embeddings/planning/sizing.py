@@ -169,7 +169,7 @@ def least_device_rows(groups: Sequence[Group], needed: Sequence[int]) -> int:
     """Return about the fewest `device_rows` with which each group gets as many slots as needed."""
     ones, budget = [1] * len(groups), sum(needed)
     while any(n < need for n, need in zip(share_out(groups, ones, budget), needed, strict=True)):
-        budget += 1 + budget // 64
+        budget += 1 + budget // 64  # it is advice: exact for few rows, and a few percent above for many
     return budget
 
 

@@ -286,9 +286,9 @@ class Skipper:
         """True if the update sizes of batch `number` are measured.
 
         The rule needs a mean of the latest few, and measuring each batch would take 5% of a small model's step. Half as
-        many take 1% less and cost 0.0002 of AUC at 22% positive labels (five seeds). Batches
-        are chosen by multiples of the golden ratio, which have no period: a row whose sum is applied in every k-th
-        batch is measured as often as any other.
+        many take 1% less and cost 0.0002 of AUC at 22% positive labels (five seeds). Batches are chosen by multiples of
+        the golden ratio, which have no period: a row whose sum is applied in every k-th batch is measured as often as
+        any other.
         """
         return number * GOLDEN_RATIO % 2**64 * self._skip.interval < 2**64 * MEASURED
 

@@ -15,8 +15,8 @@ from adaptive.training.runs.run import model_hint, steps_hint
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
 def test_the_package_can_be_run_as_a_module(words: list[str]) -> None:
-    found = subprocess.run([sys.executable, "-m", "adaptive", *words], capture_output=True, text=True, check=True)
-    assert "Usage: adaptive-train" in found.stdout
+    done = subprocess.run([sys.executable, "-m", "adaptive", *words], capture_output=True, text=True, check=True)
+    assert "Usage: adaptive-train" in done.stdout
 
 
 def test_few_steps_propose_a_batch_size() -> None:
