@@ -48,6 +48,11 @@ def samples_of(batch: Batch) -> list[Sample]:
     return samples
 
 
+def assert_checked(batch: Batch) -> None:
+    """What is made without checks passes them, and what is known of its bags is true."""
+    assert replace(batch).bag_size == batch.bag_size
+
+
 @st.composite
 def batches(
     draw: st.DrawFn, min_samples: int = 0, num_features: int | None = None, weighted: bool | None = None
@@ -131,7 +136,9 @@ def test_take_gives_the_samples_asked_for(batch: Batch, data: st.DataObject) -> 
     last = batch.num_samples - 1
     picks = data.draw(st.lists(st.integers(0, last), min_size=1, max_size=7) if last >= 0 else st.just([]))
     samples = samples_of(batch)
-    assert samples_of(batch.take(ints(*picks))) == [samples[pick] for pick in picks]
+    taken = batch.take(ints(*picks))
+    assert samples_of(taken) == [samples[pick] for pick in picks]
+    assert_checked(taken)
 
 
 def test_take_outside_the_batch_is_an_error() -> None:
@@ -150,6 +157,7 @@ def test_concatenate_gives_all_samples_in_order(
 ) -> None:
     parts = [data.draw(batches(1, num_features, weighted)) for _ in range(number)]
     joined = concatenate(parts)
+    assert_checked(joined)
     expected = [sample for part in parts for sample in samples_of(part)]
     if any(part.origin is None for part in parts):
         expected = [(label, ids, weights, "") for label, ids, weights, _ in expected]

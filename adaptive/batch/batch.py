@@ -223,19 +223,27 @@ class Batch:
                 f"expected samples of at least 0 and below {self.num_samples}, got {samples.min()} to {samples.max()}"
             )
         offsets, picks = self._lookups_of(samples)
-        taken = Batch(
+        return self._with(
             dense=self.dense.take(samples, axis=0),
             ids=self._pick(self.ids, samples, picks),
             offsets=offsets,
             labels=self.labels[samples],
             weights=None if self.weights is None else self._pick(self.weights, samples, picks),
             origin=None if self.origin is None else self.origin.take(samples),
-            features=self.features,
             extras={name: array[samples] for name, array in self.extras.items()},
+            **({"bag_size": self.bag_size} if picks is None else {}),
         ).mark_unshared()
-        if picks is None:
-            taken.__dict__["bag_size"] = self.bag_size  # known without looking at all offsets again
-        return taken
+
+    def _with(self, **values: object) -> "Batch":
+        """Batch with other values of attributes, and neither parts nor samples held back.
+
+        They are not checked: a look at all lookups in each step of a skip rule would take a tenth of its time.
+        """
+        changed = copy(self)
+        if "offsets" in values:
+            changed.__dict__.pop("bag_size", None)
+        changed.__dict__.update(values, part_sizes=(), held_back=None)
+        return changed
 
     def reordered(self, order: Sequence[int]) -> "Batch":
         """Batch with reordered features: `order[i]` is the current position of feature i."""
@@ -348,7 +356,8 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     ):
         if len(kinds) > 1:
             raise ValueError(f"expected batches with the same {what}, got {sorted(kinds)}")
-    if first.bag_size and len({batch.bag_size for batch in batches}) == 1:  # a view each instead of slices by feature
+    is_even = first.bag_size > 0 and len({batch.bag_size for batch in batches}) == 1
+    if is_even:  # a view of each batch instead of slices by feature
 
         def join(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
             blocks = [batch.by_sample(array) for array, batch in zip(arrays, batches, strict=True)]
@@ -366,15 +375,15 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         offsets = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
     weights = [batch.weights for batch in batches if batch.weights is not None]
-    return Batch(
+    return first._with(
         dense=np.concatenate([batch.dense for batch in batches]),
         ids=join([batch.ids for batch in batches]),
         offsets=offsets,
         labels=np.concatenate([batch.labels for batch in batches]),
         weights=join(weights) if weights else None,
         origin=_join_origins(batches),
-        features=first.features,
         extras={name: np.concatenate([batch.extras[name] for batch in batches]) for name in first.extras},
+        **({"bag_size": first.bag_size} if is_even else {}),
     ).mark_unshared()
 
 
@@ -397,25 +406,28 @@ class Refill:
         self._waiting: list[Batch] = []
         self._count = 0
 
-    def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
-        """Add the chosen (B,) samples; yields the batches that are full."""
+    def add(
+        self, batch: Batch, chosen: NDArray[np.bool_], weights: NDArray[np.float64] | None = None
+    ) -> Iterator[Batch]:
+        """Add the chosen (B,) samples, with further weights (B,) if any; yields the batches that are full."""
         self.size = self.size or batch.num_samples
         samples = np.flatnonzero(chosen)
         while len(samples) and self._count + len(samples) >= self.size:
             needed = self.size - self._count
-            self._wait(batch, samples[:needed])
+            self._wait(batch, samples[:needed], weights)
             samples = samples[needed:]
             yield self._join()
-        self._wait(batch, samples)
+        self._wait(batch, samples, weights)
 
     def rest(self) -> Iterator[Batch]:
         """Yield the remaining samples as one smaller batch, if there are any."""
         if self._count:
             yield self._join()
 
-    def _wait(self, batch: Batch, samples: NDArray[np.int64]) -> None:
+    def _wait(self, batch: Batch, samples: NDArray[np.int64], weights: NDArray[np.float64] | None) -> None:
         if len(samples):
-            self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
+            taken = batch if len(samples) == batch.num_samples else batch.take(samples)
+            self._waiting.append(taken if weights is None else weighted(taken, weights[samples]))
             self._count += len(samples)
 
     def _join(self) -> Batch:
@@ -430,4 +442,4 @@ class Refill:
 def weighted(batch: Batch, weights: NDArray[np.float64]) -> Batch:
     """Return the batch with weights (B,) of its samples, times those that it has, in `Batch.extras["weight"]`."""
     weights = weights * batch.extras.get("weight", 1)
-    return replace(batch, extras={**batch.extras, "weight": weights.astype(np.float32)}).mark_unshared()
+    return batch._with(extras={**batch.extras, "weight": weights.astype(np.float32)})

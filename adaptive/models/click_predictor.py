@@ -38,7 +38,8 @@ class ClickPredictor:
         self._rows, self._dense = _grown(self._rows, num_rows), _grown(self._dense, batch.dense.shape[1])
         weights = self._rows, self._dense, self._bias
         residuals = np.empty(batch.num_samples, np.float32)
-        predictor.learn(lookups, batch.offsets, batch.dense, batch.labels, self.rate, *weights, residuals)
+        inputs = lookups, batch.offsets, batch.dense, batch.labels
+        predictor.learn(*inputs, self.rate, *weights, residuals, batch.one_each)
         return residuals
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -20,13 +20,12 @@ MIDDLES: Final = (np.arange(BINS) + 0.5) / BINS
 FACTORS: Final = 2.0 ** np.arange(0, 8, 0.125)  # that a target may choose: an input of residual 0.5 is kept from 2 on
 LEAST_EFFECTIVE: Final = 0.5  # `effective_share` below which a target skips less
 LEAST_GAIN: Final = 0.5  # share of what random dropping loses that a target must avoid
-# To predict, and to take batches apart, costs about a tenth of a step of the default model on two cores. Steps over
-# fewer inputs save more than that only from about this skipped share on. Who names a target wants to skip fewer, too.
-LEAST_SKIPPED: Final = 0.25
+# To predict, and to take batches apart, costs 8% of a step of the default model on two cores, so steps over fewer
+# inputs save more than that only from about this skipped share on. Who names a target wants to skip fewer, too.
+LEAST_SKIPPED: Final = 0.15
 LEAST_OF_TARGET: Final = 0.02
-LEARNS: Final = (
-    0.4  # of the warm-up, its end: the prediction is good enough, and the steps before show what a rule saves
-)
+# Of the warm-up, its end: the prediction is good enough then, and the steps before show what a rule saves.
+LEARNS: Final = 0.4
 FADES: Final = 0.95  # share of a residual's count that a batch leaves: predictions get better all the time
 # Over five seeds of the default stream half as many steps cost no AUC (+0.0000); whole batches, a quarter of the steps,
 # cost 0.0009. A step takes time however few inputs it has.
@@ -39,8 +38,8 @@ class Predicted(InputRule):
     """Skip predictable inputs, with inverse-probability weights in `Batch.extras["weight"]`.
 
     The prediction is a logistic regression that learns from inputs in the look-ahead. It needs labels from 0 to 1.
-    Where less than a quarter of the inputs would go (2% with a target), skipping does not pay: nothing is skipped, and
-    the rule rests until it tries again, each time twice as long.
+    Where less than 15% of the inputs would go (2% with a target), skipping does not pay: nothing is skipped, and the
+    rule rests until it tries again, each time twice as long.
     Kept inputs fill batches of twice the kept share of the original size, at most all of it, so a run takes half as
     many steps as without skipping, each of them shorter. A lookup's gradient stays what it was: weights are twice as
     large.
@@ -98,15 +97,16 @@ class Predicted(InputRule):
         if not self._next_choice:
             self._choose_factor()
         self.batch_share = max(1, round(self._size * min(1, FILLS * self._kept_share))) / self._size
-        if not ((batch.labels >= 0) & (batch.labels <= 1)).all():  # NaN is neither
+        if batch.num_samples and not 0 <= batch.labels.min() <= batch.labels.max() <= 1:  # also if one is NaN
             raise ValueError("expected labels from 0 to 1, by which `predicted` skips; got others")
         residuals = np.abs(self._predictor.residuals(batch, rows, self.num_rows))
-        bins = np.minimum((residuals * BINS).astype(np.int64), BINS - 1)
-        self._residuals *= FADES
-        self._residuals += np.bincount(bins, minlength=BINS)
         self._next_choice -= 1
-        kept = self._probability(residuals.astype(np.float64))
-        numbers = self.seen_inputs + np.arange(batch.num_samples)
+        if self._next_choice < self._learns:  # a choice is by the latest ones
+            bins = np.minimum(residuals * np.float32(BINS), BINS - 1).astype(np.int64)
+            self._residuals *= FADES
+            self._residuals += np.bincount(bins, minlength=BINS)
+        kept = self._probability(residuals)
+        numbers = np.arange(self.seen_inputs, self.seen_inputs + batch.num_samples)
         return np.where(uniform(numbers, self.seed) < kept, self.batch_share / kept, 0.0)
 
     def _choose_factor(self) -> None:
@@ -131,11 +131,11 @@ class Predicted(InputRule):
         if abs(share - self._kept_share) > 0.05 * self._kept_share:
             self._kept_share = share
 
-    def _probability(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _probability(self, residuals: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the probability with which inputs of these residuals (n,) are kept."""
         if not self.current_factor:
             return np.ones(len(residuals))
-        return np.clip(self.current_factor * residuals, self.min_keep, 1)
+        return np.clip(np.float64(self.current_factor) * residuals, self.min_keep, 1)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -44,19 +45,20 @@ def easy_batches(count: int, size: int = 64, seed: int = 0) -> Iterator[Batch]:
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_kernel_is_its_slow_twin(compiled: bool) -> None:
-    """Batches of up to 200 samples: several blocks, the last one smaller, bags of any length."""
+    """Batches of up to 200 samples: several blocks, the last one smaller, bags of any length, or of one lookup."""
     learn = predictor.learn if compiled else predictor.learn.py_func  # type: ignore[attr-defined]
     random = np.random.default_rng(3)
     weights = [random.standard_normal((n, 2)).astype(np.float32) ** 2 for n in (9, 2, 1)]
     twins = [pairs.copy() for pairs in weights]
-    for num_samples in (3, predictor.BLOCK, 200):
-        offsets = np.concatenate([[0], np.cumsum(random.integers(0, 4, 2 * num_samples))])
+    for num_samples, one_each in product((3, predictor.BLOCK, 200), (False, True)):
+        sizes = random.integers(0, 4, 2 * num_samples)
+        offsets = np.concatenate([[0], np.cumsum(np.ones_like(sizes) if one_each else sizes)])
         lookups = random.integers(0, 9, offsets[-1])
         dense = random.standard_normal((num_samples, 2)).astype(np.float32)
         labels = (random.random(num_samples) < 0.3).astype(np.float32)
         got = np.empty(num_samples, np.float32)
         expected = learn_clicks(lookups, offsets, dense, labels, 0.1, predictor.BLOCK, *twins)
-        learn(lookups, offsets, dense, labels, 0.1, *weights, got)
+        learn(lookups, offsets, dense, labels, 0.1, *weights, got, one_each)
         np.testing.assert_array_equal(got, expected)
         for pairs, twin in zip(weights, twins, strict=True):
             np.testing.assert_array_equal(pairs, twin)

@@ -223,7 +223,7 @@ class PolicyCaller:
             _count_inputs(rule, batch, kept)
             refill.size = max(1, round(size * rule.batch_share))
             # Without weights of its own, a batch keeps the loss that it has without a rule, bit for bit.
-            yield from refill.add(batch if (kept == 1).all() else weighted(batch, weights), chosen)
+            yield from refill.add(batch, chosen, None if (kept == 1).all() else weights)
         yield from self._rest_of(refill, has_dropped=has_dropped)
 
     @staticmethod
@@ -244,8 +244,9 @@ class PolicyCaller:
             raise self._wrong(method, -1, expected, got)
         if answer.dtype.kind not in "fiub":
             raise self._wrong(method, -1, "numbers", f"dtype {answer.dtype}")
-        weights = answer.astype(np.float64)
-        if len(bad := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))):
+        weights = answer.astype(np.float64, copy=False)
+        if weights.size and not 0 <= weights.min() <= weights.max() < np.inf:  # also if one is NaN
+            bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
             got = f"{weights[bad[0]]} for sample {bad[0]}"
             raise self._wrong(method, -1, "finite weights of at least 0", got)
         return weights
