@@ -70,6 +70,14 @@ def test_stack_is_the_same_vectors_in_one_block() -> None:
                 embeddings.stack(planned)
 
 
+def test_some_rows_of_a_table() -> None:
+    embeddings = several(SHARED, USERS)
+    step_all(embeddings, random_batches([SHARED, USERS], 3))
+    rows, table = np.array([3, 0, 3]), embeddings.rows.table_weights("users")
+    assert np.array_equal(embeddings.rows.table_weights("users", rows), table[rows])
+    assert embeddings.rows.table_weights("users", rows[:0]).shape == (0, 4)
+
+
 def test_mean_and_weights() -> None:
     mean = several(USERS.model_copy(update={"pooling": "mean"}))
     table = mean.rows.table_weights("users")
@@ -208,6 +216,12 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: one_table().calibrate([featured([[1]], [[2]])]), InputError, "batch with 1 features, as the tables, got"),
     (lambda: step_all(several(MEAN), [bags([1], weights=[0.5])]), InputError, "expected weights of 1"),
     (lambda: several(SHARED, USERS).rows.table_weights("u"), ConfigError, "expected one of items, users, got 'u'"),
+    (
+        lambda: several(USERS).rows.table_weights("users", np.array([0, -1])),
+        InputError,
+        "rows from 0 to 29, got -1 to 0",
+    ),
+    (lambda: several(USERS).rows.table_weights("users", np.array([0.5])), InputError, "got dtype float64"),
 ]
 
 

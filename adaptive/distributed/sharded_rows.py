@@ -26,7 +26,7 @@ from adaptive.config import TableConfig
 from adaptive.distributed.ownership import Share, owners_of_keys, owners_of_rows
 from adaptive.distributed.peers import Peers
 from adaptive.embeddings.planning.layout import Group
-from adaptive.embeddings.row_store import RowStore
+from adaptive.embeddings.row_store import RowStore, check_rows
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.storage.arrays import Stored, whole
@@ -55,11 +55,19 @@ class ShardedRows(RowStore):
         """Return the keys (n,) of a table that have a row on any rank, ascending. All ranks call it together."""
         return np.sort(np.concatenate(self._peers.rows.gather(super().table_keys(name), "keys")))
 
-    def table_weights(self, name: str) -> NDArray[np.float32]:
-        """Return a copy (num_embeddings, D) of a table, on all ranks, which call it together.
+    def table_weights(self, name: str, rows: NDArray[np.integer[Any]] | None = None) -> NDArray[np.float32]:
+        """Return a copy (num_embeddings, D) of a table, or of some rows, on all ranks, which call it together.
 
         With keys, (n + 1, D): the rows of `table_keys` in its order, then the first rank's for keys without a row.
         """
+        whole_table = self._gathered(name)
+        if rows is None:
+            return whole_table
+        check_rows(name, rows, len(whole_table))
+        some: NDArray[np.float32] = whole_table[rows]
+        return some
+
+    def _gathered(self, name: str) -> NDArray[np.float32]:
         group, table, table_key = self._find(name)
         own, gather = np.concatenate(list(super().table_blocks(name))), self._peers.rows.gather
         of_ranks = [part.reshape(-1, group.embedding_dim) for part in gather(own.reshape(-1), f"table {name}")]

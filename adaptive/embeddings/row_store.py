@@ -25,6 +25,17 @@ from adaptive.storage.arrays import Blocks, Stored
 AT_ONCE: Final = 1 << 18  # rows that are copied at once, to bound memory
 
 
+def check_rows(name: str, rows: NDArray[Any], size: int) -> None:
+    """Check that rows (m,) of a table are among its `size` rows.
+
+    Raises:
+        InputError: if they are not.
+    """
+    if rows.dtype.kind not in "iu" or (rows.size and not 0 <= rows.min() <= rows.max() < size):
+        got = f"{rows.min()} to {rows.max()}" if rows.dtype.kind in "iu" else f"dtype {rows.dtype}"
+        raise InputError(f"table {name!r}: expected rows from 0 to {size - 1}, got {got}.")
+
+
 class RowStore:
     """Reads and writes rows, from the training thread."""
 
@@ -48,12 +59,27 @@ class RowStore:
         with self._pipeline.lock:
             return np.sort(tiered.keys.row_keys[tiered.keys.tables[number].live_rows()])
 
-    def table_weights(self, name: str) -> NDArray[np.float32]:
+    def table_weights(self, name: str, rows: NDArray[np.integer[Any]] | None = None) -> NDArray[np.float32]:
         """Return a copy (num_embeddings, D) of a table, from both tiers.
 
         With keys, (n + 1, D): the rows of `table_keys` in its order, then the one for keys without a row.
+
+        Args:
+            name: of the table.
+            rows: (m,) of these rows to copy, in this order, (m, D); none: all.
+
+        Raises:
+            ConfigError: if there is no such table.
+            InputError: for a row that the table does not have.
         """
-        return np.concatenate(list(self.table_blocks(name)))
+        if rows is None:
+            return np.concatenate(list(self.table_blocks(name)))
+        tiered, number = self._find_table(name)
+        first, last = map(int, tiered.group.table_starts[number : number + 2])
+        of_table = np.arange(first, last) if tiered.keys is None else self._rows_by_key(tiered, number)
+        check_rows(name, rows, len(of_table))
+        with self._pipeline.lock:
+            return as_float32(self._pipeline.values(tiered, of_table[rows])[0])
 
     def table_blocks(self, name: str, block_bytes: int = 8 << 20) -> Iterator[NDArray[np.float32]]:
         """Yield `table_weights` in row order, in blocks of at most `block_bytes` or one row.

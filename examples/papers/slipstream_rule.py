@@ -33,21 +33,26 @@ class Rows:
 
     def __init__(self, embeddings: TieredEmbeddingBag, tables: list[TableConfig], data: Batch) -> None:
         self.embeddings, self.starts = embeddings, np.cumsum([0, *(table.num_embeddings for table in tables)])
-        self.of_samples = (data.by_sample(data.ids)[:, :, 0] + self.starts[:-1, None]).T  # (samples, tables)
-        sample = self.of_samples[np.random.default_rng(0).random(len(self.of_samples)) < 0.05]
+        self.of_features = data.by_sample(data.ids)[:, :, 0] + self.starts[:-1, None]  # (tables, samples)
+        sample = self.of_features[:, np.random.default_rng(0).random(data.num_samples) < 0.05]
         counts = np.bincount(sample.ravel(), minlength=self.starts[-1])
-        self.popular = np.argsort(-counts, kind="stable")[: int(POPULAR * len(counts))]
+        self.popular = np.sort(np.argsort(-counts, kind="stable")[: int(POPULAR * len(counts))])
 
     def all_in(self, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.bool_]:
         """True for samples that look up these rows only."""
         chosen = np.zeros(self.starts[-1], np.bool_)
         chosen[rows] = True
-        return chosen[self.of_samples[samples]].all(axis=1)
+        places, result = np.arange(len(samples)), np.zeros(len(samples), np.bool_)
+        for rows_of_samples in self.of_features:  # each table leaves fewer to look at
+            places = places[chosen[rows_of_samples[samples[places]]]]
+        result[places] = True
+        return result
 
     def copy(self) -> NDArray[np.float32]:
         """Return the current values of the popular rows (n, D)."""
-        weights = [self.embeddings.rows.table_weights(name) for name in self.embeddings.table_names]
-        return np.concatenate(weights)[self.popular]
+        of_tables = np.split(self.popular, np.searchsorted(self.popular, self.starts[1:-1]))
+        parts = zip(self.embeddings.table_names, of_tables, self.starts[:-1], strict=True)
+        return np.concatenate([self.embeddings.rows.table_weights(name, rows - start) for name, rows, start in parts])
 
 
 def train(embeddings: TieredEmbeddingBag, model: DLRM, optimizer: Adagrad, batches: Iterator[Batch]) -> None:
@@ -89,7 +94,7 @@ def by_residual(
     """Samples to keep, and their weights: by what a logistic regression gets wrong, `drop` of them left out."""
     predictor, parts = adaptive.ClickPredictor(rate=0.05), []
     for batch, first in zip(batches_of(data, coming), range(0, len(coming), BATCH), strict=True):
-        of_batch = np.ascontiguousarray(rows.of_samples[coming[first : first + BATCH]].T).ravel()
+        of_batch = rows.of_features[:, coming[first : first + BATCH]].ravel()
         parts.append(np.abs(predictor.residuals(batch, of_batch, int(rows.starts[-1]))))
     residuals, factor = np.concatenate(parts), 100.0
     while np.clip(factor * residuals, 0.1, 1).mean() > 1 - drop and factor > 1e-3:
@@ -117,10 +122,10 @@ def run(way: str, seed: int, num_train: int) -> tuple[float, float, float]:
         started = time.perf_counter()
         train(*parts, batches_of(data, cold))
         train(*parts, batches_of(data, hot_samples[:first]))
-        earlier = rows.copy()
+        earlier = rows.copy() if way != "FAE" else None
         train(*parts, batches_of(data, hot_samples[first:second]))
         coming, weights = hot_samples[second:], None
-        if way != "FAE":
+        if earlier is not None:
             moved = np.abs(rows.copy() - earlier).max(axis=1)
             seen = coming[np.random.default_rng(seed).random(len(coming)) < max(0.001, 100 / len(coming))]
             chosen = stale_rows(moved, lambda stale: float(rows.all_in(rows.popular[stale], seen).mean()))

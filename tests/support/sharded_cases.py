@@ -95,7 +95,12 @@ def alone(tables: Sequence[TableConfig] = TABLES, tier: TierConfig = TIER, **opt
 
 
 def weights_of(embeddings: Any, tables: Sequence[TableConfig] = TABLES) -> dict[str, np.ndarray]:
-    return {table.name: embeddings.rows.table_weights(table.name) for table in tables}
+    """Table -> all its rows, with keys or without; of each, two rows are read alone, too."""
+    weights = {table.name: embeddings.rows.table_weights(table.name) for table in tables}
+    for name, whole in weights.items():
+        some = np.array([len(whole) - 1, 0])
+        np.testing.assert_array_equal(embeddings.rows.table_weights(name, some), whole[some])
+    return weights
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
