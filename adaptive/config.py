@@ -343,7 +343,7 @@ class TierConfig(Config):
         default="auto",
         description="threads that plan batches ahead; results do not depend on their number; 0: the threads that train "
         "plan each batch right before it is trained; auto: for a GPU a quarter of the cores, at most 3; for a CPU 0 if "
-        "training takes all of at most 4 cores and the policy arranges no batches, else 1",
+        "training takes all of at most 4 cores and the policy does not regroup batches, else 1",
     )
     lookups: Literal["auto", "host", "device"] = Field(
         default="auto",

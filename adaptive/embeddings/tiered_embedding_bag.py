@@ -232,8 +232,8 @@ class TieredEmbeddingBag(PooledVectors):
         try:
             with self._pipeline.running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
-                arranged = policy_caller.arrange(named, self.runtime.view, self._hashed_view.rows)
-                with closing(one_pass.ready_batches(arranged)) as ready_batches:
+                arrange = partial(policy_caller.arrange, view=self.runtime.view, rows_of_inputs=self._hashed_view.rows)
+                with closing(one_pass.ready_batches(named, arrange)) as ready_batches:
                     for ready in ready_batches:
                         planned = self._batch_steps.planned(ready)
                         try:

@@ -15,9 +15,8 @@ without backward leaks nothing. With depth 0 there is no thread: the same steps 
 overlaps, and a batch is yielded when all its rows are in place.
 
 Where training takes all of a CPU's few cores, the thread only reads, up to `depth` batches ahead, and the training
-thread plans each batch right before it is trained (`Pipeline.plans_in_turn`). A rule that drops inputs by the inputs
-alone still runs in the thread that reads, and the policy is never called twice at the same time. Held rows and the age
-of feedback are as if it had been planned `depth` batches ahead, so plans are equal.
+thread drops inputs and plans each batch right before it is trained (`Pipeline.plans_in_turn`). Held rows and the age of
+feedback are as if it had been planned `depth` batches ahead, so plans are equal.
 """
 
 import inspect
@@ -45,6 +44,9 @@ logger = logging.getLogger("adaptive.embeddings.engine")
 T = TypeVar("T")
 LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
 """A batch, and a function that waits for its lookups in each group; with keys, until `give_rows`."""
+
+Arrange = Callable[[Iterator[Batch]], Iterator[Batch]]
+"""What the policy makes of the batches that are read."""
 
 JOIN_SECONDS = 60.0  # that the data source has to return when the look-ahead ends
 CHECK_SECONDS = 1.0  # after which training looks whether the thread that it waits for still lives
@@ -82,12 +84,14 @@ class LookAheadPass:
         owner = self.owner()
         return owner is None or inspect.getgeneratorstate(owner) == inspect.GEN_CLOSED
 
-    def ready_batches(self, batches: Iterator[Batch]) -> Generator[ReadyBatch, None, None]:
+    def ready_batches(
+        self, batches: Iterator[Batch], arrange: Arrange = lambda batches: batches
+    ) -> Generator[ReadyBatch, None, None]:
         """Yield each batch when it may be trained. Call it once."""
         pipeline = self._pipeline
         pipeline.begin(self._depth, self)
         try:
-            for ready in self._start(batches):
+            for ready in self._start(batches, arrange):
                 pipeline.start_training(ready)
                 yield ready
                 pipeline.end_training(ready)
@@ -100,18 +104,18 @@ class LookAheadPass:
             finally:
                 self.failed = None  # its traceback would keep the source of the batches alive
 
-    def _start(self, batches: Iterator[Batch]) -> Iterator[ReadyBatch]:
+    def _start(self, batches: Iterator[Batch], arrange: Arrange) -> Iterator[ReadyBatch]:
         """Start the threads of the look-ahead, if it has any; return the batches that become ready."""
         pipeline, depth = self._pipeline, self._depth
         if not depth:
-            return _plan_and_move(pipeline, batches, depth, lambda number: None)
+            return _plan_and_move(pipeline, arrange(batches), depth, lambda number: None)
         pipeline.lookups_ahead.start_helpers()
         if pipeline.plans_in_turn:
             # Known before it starts, so that `end` finds it wherever an exception comes.
             reading = self._worker = _Reading(pipeline, batches, depth)
             reading.start()
-            return _plan_and_move(pipeline, reading.items(), depth, lambda number: None)
-        planning = self._worker = _Planning(pipeline, batches, depth)
+            return _plan_and_move(pipeline, arrange(reading.items()), depth, lambda number: None)
+        planning = self._worker = _Planning(pipeline, arrange(batches), depth)
         planning.start()
         return planning.ready()
 
@@ -124,7 +128,6 @@ class LookAheadPass:
             worker.stop_later(self._end_joined)
             return
         pipeline.lock.release_leaked()
-        pipeline.policy_caller.release_leaked()
         if worker is not None:
             worker.stop()
         self._end_joined()

@@ -33,7 +33,7 @@ from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.planning.books import MOST_BATCHES
 from adaptive.kernels.planning.lookups import Distinct
 from adaptive.optim import RowOptimizer
-from adaptive.policy import InputPolicy, Policy, arranges
+from adaptive.policy import InputPolicy, Policy
 from adaptive.system import is_out_of_memory
 
 
@@ -135,8 +135,7 @@ class Pipeline:
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
         on_cpu = mover.device.type == "cpu"
-        # A thread that reads, predicts and plans leaves training's cores to training: 0.9 of planning in turn's time.
-        in_turn = not arranges(policy_caller.policy) and not thread_needed(tier, policy_caller.policy, on_cpu=on_cpu)
+        in_turn = not thread_needed(tier, policy_caller.policy, on_cpu=on_cpu)
         threads = plan_threads(tier, on_cpu=on_cpu, training_threads=get_num_threads() if in_turn else 1)
         self.plans_in_turn = threads == 0
         shared = get_num_threads() if self.plans_in_turn else 1

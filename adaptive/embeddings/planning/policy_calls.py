@@ -1,10 +1,9 @@
-"""`PolicyCaller`: calls a policy and its skip rule and checks the answers.
+"""`PolicyCaller`: calls a policy and its skip rule, from the thread that plans, and checks the answers.
 
 A bad answer stops training with a `PolicyError` that names policy, method and batch.
 Rows and slots are then unchanged.
 """
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,7 +19,6 @@ from adaptive.batch.batch import Refill, weighted
 from adaptive.embeddings.planning.books import ORDERS
 from adaptive.errors import PolicyError, error_text
 from adaptive.policy import Calibrates, InputPolicy, InputRule, Policy, RowStats, SkipRule, TierView, arranges
-from adaptive.system import release_leaked
 
 
 def read_only(stats: RowStats) -> RowStats:
@@ -49,7 +47,6 @@ class PolicyCaller:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.seconds = 0.0
-        self._turn = threading.RLock()  # held during a call: batches may be arranged in one thread, planned in another
         self._explained: BaseException | None = None  # latest error that already names policy and method
         self._source: _Source | None = None  # of the batches to arrange
         self._read: deque[dict[str, float]] = deque()  # `reported` of each arranged batch that is not planned yet
@@ -306,10 +303,6 @@ class PolicyCaller:
             )
             raise self._explained from error
 
-    def release_leaked(self) -> None:
-        """Release the turn that an interrupted call has left to this thread, which calls nothing now."""
-        release_leaked(self._turn)
-
     # --- one call --------------------------------------------------------------------------------------------
 
     def ask(self, method: str, question: Callable[[], Answer]) -> Answer:
@@ -329,8 +322,7 @@ class PolicyCaller:
     def _run(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
         """Return the answer; errors become a `PolicyError`, except those of the data source."""
         try:
-            with self._turn:
-                return question()
+            return question()
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:

@@ -155,7 +155,7 @@ def test_samples_are_not_left_out_without_a_word(
 
 
 class NeverTwice(LRU):
-    """A policy whose scores are asked for, and a rule with the same check: no call begins before the latest ends."""
+    """A policy whose scores are asked for, and a rule with the same check."""
 
     order = ()
 
@@ -184,9 +184,10 @@ class AlsoDrops(Drop):
         return super().keep(batch, rows)
 
 
-def test_calls_from_two_threads_take_turns() -> None:
+@pytest.mark.parametrize("threads", [0, 1])
+def test_no_call_begins_before_the_latest_ends(threads: int) -> None:
     policy = NeverTwice()
-    embeddings = one_table(60, "40", policy, skip=SkipConfig(), plan_threads=0)
+    embeddings = one_table(60, "40", policy, skip=SkipConfig(), plan_threads=threads)
     batches = [bags(*([row] for row in (np.arange(8) + 8 * n) % 60)) for n in range(40)]
     assert len(step_all(embeddings, batches, depth=4)) == 20
     assert policy.most == 1
