@@ -96,6 +96,8 @@ def test_where_too_few_inputs_would_go_no_update_waits_either(depth: int, thread
     embeddings, weights = train(Resting(), depth, threads=threads)
     rule = embeddings.policy.rule
     assert isinstance(rule, InputRule) and rule.rest > 0
+    (tiered,) = embeddings.runtime.pipeline.tiered_groups
+    assert tiered.skipper is not None and not any(map(tiered.skipper.measures, range(64)))
     assert embeddings.statistics.take().counts.sum(axis=0)[Counter.DEFERRED_UPDATES] == 0
     np.testing.assert_array_equal(weights, train(LFU())[1])
 

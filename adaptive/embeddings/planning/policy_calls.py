@@ -72,6 +72,12 @@ class PolicyCaller:
         """True if updates may be lost: the rule may answer 0."""
         return self.rule is not None and self.rule.least == 0
 
+    @property
+    def pays(self) -> bool:
+        """False while an input rule does not pay, as of the batch to be planned."""
+        # Not as of now: the rule may have read on, as far as the window and threads have come.
+        return (self._reported or {}).get(f"{OF_RULE}pays") != 0
+
     @cached_property
     def order(self) -> tuple[str, ...] | None:
         """Columns by which rows are evicted, one of `ORDERS`; None: by `score`.
@@ -110,12 +116,9 @@ class PolicyCaller:
         return scores.astype(np.float64)
 
     def visits(self, stats: RowStats) -> NDArray[np.int64]:
-        """(n,) visits per update, from `rule.least` to `rule.most`; 1 while an input rule does not pay."""
+        """(n,) visits per update, from `rule.least` to `rule.most`."""
         rule, method = self.rule, f"{OF_RULE}visits"
         assert rule is not None
-        # As of the moment when the batch was yielded: the rule itself may have read on, as far as threads have come.
-        if (self._reported or {}).get(f"{OF_RULE}pays") == 0:
-            return np.ones(len(stats), np.int64)
         answer = self._array(method, stats, rule.visits)
         if answer.dtype.kind not in "iu":
             raise self._wrong(method, stats.step, "integers", f"dtype {answer.dtype}")
@@ -209,7 +212,7 @@ class PolicyCaller:
             size = size or batch.num_samples
             if rule.rest:
                 rule.rest -= 1
-                _count_inputs(rule, batch, np.ones(batch.num_samples))
+                _count_inputs(rule, batch.num_samples)
                 yield from self._rest_of(refill, has_dropped=has_dropped)
                 yield batch
                 continue
@@ -217,7 +220,7 @@ class PolicyCaller:
             chosen = weights > 0
             kept = weights[chosen]
             has_dropped |= len(kept) < len(weights)
-            _count_inputs(rule, batch, kept)
+            _count_inputs(rule, batch.num_samples, kept)
             refill.size = max(1, round(size * rule.batch_share))
             # Without weights of its own, a batch keeps the loss that it has without a rule, bit for bit.
             yield from refill.add(batch, chosen, None if (kept == 1).all() else weights)
@@ -373,9 +376,12 @@ class _Source(Iterator[Batch]):
         return batch
 
 
-def _count_inputs(rule: InputRule, batch: Batch, kept: NDArray[np.float64]) -> None:
-    """Count a batch and the weights of its kept samples (n,) in the rule."""
-    rule.seen_inputs += batch.num_samples
-    rule.dropped_inputs += batch.num_samples - len(kept)
+def _count_inputs(rule: InputRule, num_samples: int, kept: NDArray[np.float64] | None = None) -> None:
+    """Count a batch and the weights of its kept samples (n,) in the rule; none: all, with weight 1."""
+    rule.seen_inputs += num_samples
     total, squares = rule.weight_sums
+    if kept is None:
+        rule.weight_sums = total + num_samples, squares + num_samples
+        return
+    rule.dropped_inputs += num_samples - len(kept)
     rule.weight_sums = total + float(kept.sum()), squares + float(kept @ kept)
