@@ -195,8 +195,8 @@ class InputRule(SkipRule, ABC):
     that it costs nothing; the runtime counts it down, saves and restores it."""
 
     pays: bool = True
-    """False if skipping costs more than it saves now: `visits` is not asked then, and no update is postponed. A rule
-    that changes it restores it in `load_state_dict`."""
+    """False if skipping costs more than it saves now: `visits` is not asked then, and no update is postponed or
+    measured. A rule that changes it restores it in `load_state_dict`."""
 
     seen_inputs: int = 0
     dropped_inputs: int = 0
