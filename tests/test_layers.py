@@ -15,7 +15,8 @@ ROOT = Path(adaptive.__file__).parent.parent
 # each other.
 LAYERS = [
     ["errors", "counters", "arrays"],
-    ["config", "system", "kernels"],
+    ["system"],
+    ["config", "kernels"],
     ["storage", "batch"],
     ["data", "optim", "policy"],
     ["plugins"],

@@ -32,6 +32,8 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin
 from numba.np.ufunc.parallel import _launch_threads
 
+from adaptive.system import Uninterrupted
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 at = np.uint64
@@ -195,6 +197,16 @@ class _Callee(CPUDispatcher):
         self.targetctx.insert_user_function(result.entry_point, result.fndesc, [library])
 
 
+def _complete(compile_: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let no interrupt come while a kernel is compiled or loaded: numba would be left with half of its registries."""
+
+    def completed(arguments: Any) -> Any:
+        with Uninterrupted():
+            return compile_(arguments)
+
+    return completed
+
+
 def _contain_in_callers(compiled: Any, noalias: bool) -> None:
     """Let kernels that call this one contain its code."""
     options = {**compiled.targetoptions, "no_cpython_wrapper": True}
@@ -236,6 +248,7 @@ def kernel(
             forceinline=inline_code,
             **options,
         )(function)
+        compiled.compile = _complete(compiled.compile)
         if _CACHE_DIR:
             compiled._cache = _Cache(function)
         if not inline:

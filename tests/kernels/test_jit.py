@@ -2,12 +2,14 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core import event
 
 from adaptive.kernels import jit
 from adaptive.kernels.jit import in_parallel, kernel
@@ -73,6 +75,26 @@ def test_a_parallel_kernel_without_memory_raises() -> None:
         take_memories(sizes)
     assert sizes.tolist() == [0, 2**58, 2, 3]
     take_memories(sizes[:0])
+
+
+class Interrupts(event.Listener):
+    def on_start(self, compilation: event.Event) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def on_end(self, compilation: event.Event) -> None:
+        pass
+
+
+def test_an_interrupt_comes_after_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "_CACHE_DIR", None)
+
+    @kernel()
+    def plus_one(number: int) -> int:
+        return number + 1
+
+    with event.install_listener("numba:compile", Interrupts()), pytest.raises(KeyboardInterrupt):
+        plus_one(1)
+    assert len(plus_one.signatures) == 1 and plus_one(1) == 2  # type: ignore[attr-defined]
 
 
 def test_garbage_is_collected_again_after_compiling() -> None:
