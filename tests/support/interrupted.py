@@ -32,7 +32,7 @@ SKIP = {"interval": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 
 RULES = {
     "defer": "defer+warmup=2",
     "predicted": "predicted+factor=1+warmup=4",
-    "in turn": "predicted+factor=1+warmup=4",  # by a rule that reads ahead of the training thread, which plans
+    "in turn": "predicted+factor=1+warmup=4",  # in the training thread, which also plans
 }
 """Skip rules next to `lfu`."""
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
