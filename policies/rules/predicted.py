@@ -17,13 +17,9 @@ from adaptive.policies.samples import check_range, check_state, uniform
 
 BINS: Final = 256  # of the residuals, from 0 to 1
 MIDDLES: Final = (np.arange(BINS) + 0.5) / BINS
-FACTORS: Final = 2.0 ** np.arange(0, 8, 0.125)  # that a target may choose: an input of residual 0.5 is kept from 2 on
-LEAST_EFFECTIVE: Final = 0.5  # `effective_share` below which a target skips less
-LEAST_GAIN: Final = 0.5  # share of what random dropping loses that a target must avoid
 # To predict, and to take batches apart, costs 8% of a step of the default model on two cores, so steps over fewer
-# inputs save more than that only from about this skipped share on. Who names a target wants to skip fewer, too.
+# inputs save more than that only from about this skipped share on.
 LEAST_SKIPPED: Final = 0.15
-LEAST_OF_TARGET: Final = 0.02
 # Of the warm-up, its end: the prediction is good enough then, and the steps before show what a rule saves.
 LEARNS: Final = 0.4
 FADES: Final = 0.95  # share of a residual's count that a batch leaves: predictions get better all the time
@@ -38,17 +34,14 @@ class Predicted(InputRule):
     """Skip predictable inputs, with inverse-probability weights in `Batch.extras["weight"]`.
 
     The prediction is a logistic regression that learns from inputs in the look-ahead. It needs labels from 0 to 1.
-    Where less than 15% of the inputs would go (2% with a target), skipping does not pay: nothing is skipped, and the
-    rule rests until it tries again, each time twice as long.
+    Where less than 15% of the inputs would go, skipping does not pay: nothing is skipped, and the rule rests until it
+    tries again, each time twice as long.
     Kept inputs fill batches of twice the kept share of the original size, at most all of it, so a run takes half as
     many steps as without skipping, each of them shorter. A lookup's gradient stays what it was: weights are twice as
     large.
 
     Args:
         factor: an input with residual r is kept with probability factor * r, at most 1.
-        target_drop: share of the inputs to skip, instead of a factor. Every `warmup` batches the factor is chosen from
-            the latest residuals. Fewer are skipped if weights would differ too much, and none where
-            skipping would hardly be better than at random (`choose_factor`).
         min_keep: the least probability with which an input is kept; 1 / `min_keep` bounds the weights.
         rate: learning rate of the prediction.
         warmup: batches before anything is skipped; the prediction learns from their last 40%.
@@ -65,17 +58,15 @@ class Predicted(InputRule):
         self,
         *,
         factor: float = 5.0,
-        target_drop: float | None = None,
         min_keep: float = 0.1,
         rate: float = 0.05,
         warmup: int = 100,
         seed: int = 0,
     ) -> None:
         check_range(0, factor=factor, rate=rate, seed=seed)
-        check_range(0, 0.95, target_drop=target_drop)
         check_range(0.001, 1, min_keep=min_keep)
         check_range(1, warmup=warmup)
-        self.factor, self.target_drop, self.min_keep = factor, target_drop, min_keep
+        self.factor, self.min_keep = factor, min_keep
         self.rate, self.warmup, self.seed = rate, warmup, seed
         self.current_factor = self.skippable_share = 0.0
         self._learns = max(1, round(LEARNS * warmup))
@@ -95,7 +86,7 @@ class Predicted(InputRule):
     def keep(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         self._size = self._size or batch.num_samples
         if not self._next_choice:
-            self._choose_factor()
+            self._choose()
         self.batch_share = max(1, round(self._size * min(1, FILLS * self._kept_share))) / self._size
         if batch.num_samples and not 0 <= batch.labels.min() <= batch.labels.max() <= 1:  # also if one is NaN
             raise ValueError("expected labels from 0 to 1, by which `predicted` skips; got others")
@@ -109,20 +100,17 @@ class Predicted(InputRule):
         numbers = np.arange(self.seen_inputs, self.seen_inputs + batch.num_samples)
         return np.where(uniform(numbers, self.seed) < kept, self.batch_share / kept, 0.0)
 
-    def _choose_factor(self) -> None:
-        """Choose the factor and the size of batches by the latest residuals.
+    def _choose(self) -> None:
+        """Choose by the latest residuals whether inputs are skipped, and the size of batches.
 
         The size changes by 5% or more: shapes that change slow a step down.
         """
         counts = self._residuals / self._residuals.sum()
-        if self.target_drop is None:
-            self.current_factor = self.factor
-        else:
-            self.current_factor = choose_factor(counts, self.target_drop, self.min_keep)
+        self.current_factor = self.factor
         share = float(counts @ self._probability(MIDDLES))
         self._next_choice = self.warmup
         self.skippable_share = 1 - share
-        if share > 1 - (LEAST_SKIPPED if self.target_drop is None else LEAST_OF_TARGET):
+        if share > 1 - LEAST_SKIPPED:
             self.current_factor, self._kept_share = 0.0, 1.0
             self.rest, self._next_choice = self._rests * self.warmup, self._learns
             self._rests = min(2 * self._rests, MOST_RESTS)
@@ -152,22 +140,3 @@ class Predicted(InputRule):
         self.current_factor, self._kept_share, self.skippable_share = map(float, state["shares"])
         self._residuals[:] = state["residuals"]
         self._predictor.load_state_dict(state)
-
-
-def choose_factor(counts: NDArray[np.float64], target_drop: float, min_keep: float) -> float:
-    """Return the least of `FACTORS` that skips at most `target_drop` and is worth it; 0 if there is none.
-
-    An input with residual r, kept with probability q, adds r^2 / q to the noise of the gradient. So inputs kept at
-    random, a share K of all, are worth K of all inputs, those kept by residual mean(r^2) / mean(r^2 / q). Of the 1 - K
-    that random dropping loses, the factor must avoid `LEAST_GAIN`. Where all residuals are alike it avoids nothing.
-
-    Args:
-        counts: (BINS,) shares of the inputs by residual.
-    """
-    keep = np.clip(FACTORS[:, None] * MIDDLES, min_keep, 1)  # (factors, BINS)
-    shares, squares = keep @ counts, MIDDLES**2
-    worth = (squares @ counts) / ((squares / keep) @ counts)
-    effective = 1 / (shares * ((1 / keep) @ counts))
-    pays = (shares < 1) & (worth - shares >= LEAST_GAIN * (1 - shares)) & (effective >= LEAST_EFFECTIVE)
-    possible = np.flatnonzero(pays & (shares >= 1 - target_drop))
-    return float(FACTORS[possible[0]]) if len(possible) else 0.0

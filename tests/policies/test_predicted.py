@@ -28,7 +28,7 @@ from adaptive import (
 )
 from adaptive.kernels import predictor
 from adaptive.models.loss import log_loss
-from adaptive.policies.rules.predicted import BINS, LEAST_EFFECTIVE, MIDDLES, Predicted, choose_factor
+from adaptive.policies.rules.predicted import Predicted
 from adaptive.policies.samples import uniform
 from adaptive.training.trainer import Trainer
 
@@ -116,50 +116,14 @@ def test_a_user_weight_is_multiplied() -> None:
     assert first.extras["weight"].tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("target", [None, 0.2, 0.5, 0.9])
-def test_nothing_is_skipped_where_nothing_can_be_predicted(target: float | None) -> None:
-    """Labels are coin flips: a target must not become random dropping."""
+def test_nothing_is_skipped_where_nothing_can_be_predicted() -> None:
+    """Labels are coin flips."""
     random = np.random.default_rng(5)
     batches = [batch_of(random.integers(0, ROWS, 256), random.random(256) < 0.5) for _ in range(120)]
-    rule = Predicted(target_drop=target, warmup=20)
+    rule = Predicted(warmup=20)
     kept = kept_batches(rule, iter(batches))
     assert rule.seen_inputs == 120 * 256 and rule.dropped_inputs == 0 and rule.current_factor == 0
     assert all(np.array_equal(batch.ids, other.ids) for batch, other in zip(kept, batches, strict=True))
-
-
-@pytest.mark.parametrize("target", [0.2, 0.5, 0.6])
-def test_a_target_is_met_where_inputs_are_predictable(target: float) -> None:
-    rule = Predicted(target_drop=target, warmup=25)
-    kept_batches(rule, easy_batches(100))
-    seen, dropped = rule.seen_inputs, rule.dropped_inputs
-    kept_batches(rule, easy_batches(300, seed=1))
-    share = (rule.dropped_inputs - dropped) / (rule.seen_inputs - seen)
-    assert target - 0.12 < share < target + 0.05
-
-
-def counts_of(residuals: dict[float, float]) -> NDArray[np.float64]:
-    """Shares by bin, from shares by residual."""
-    counts = np.zeros(BINS)
-    for residual, share in residuals.items():
-        counts[int(residual * BINS)] += share
-    return counts
-
-
-def test_a_factor_is_chosen_by_what_is_lost() -> None:
-    """Written out: nine of ten inputs have residual 1/8, one 7/8."""
-    easy = counts_of({1 / 8: 0.9, 7 / 8: 0.1})
-    middles = np.array([MIDDLES[BINS // 8], MIDDLES[7 * BINS // 8]])
-    for target in (0.2, 0.5, 0.7):
-        factor = choose_factor(easy, target, 0.1)
-        kept, below = (np.clip(c * middles, 0.1, 1) @ [0.9, 0.1] for c in (factor, factor / 2**0.125))
-        assert kept >= 1 - target > below
-    assert choose_factor(counts_of({0.5: 1}), 0.5, 0.1) == 0  # all alike: no better than at random
-    assert choose_factor(counts_of({0.45: 0.5, 0.55: 0.5}), 0.5, 0.1) == 0
-    assert choose_factor(counts_of({0.99: 1}), 0.5, 0.1) == 0  # each teaches as much
-    assert choose_factor(counts_of({0.02: 0.98, 0.98: 0.02}), 0.9, 0.1) > 0  # a base rate is enough
-    halves = counts_of({0.01: 0.5, 0.99: 0.5})  # weights of 1 and 100 are refused
-    keep = np.clip(choose_factor(halves, 0.49, 0.01) * MIDDLES, 0.01, 1)
-    assert 1 / ((keep @ halves) * ((1 / keep) @ halves)) >= LEAST_EFFECTIVE
 
 
 def test_predictable_inputs_go_in_half_as_many_steps() -> None:
