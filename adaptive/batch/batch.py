@@ -231,18 +231,19 @@ class Batch:
             weights=None if self.weights is None else self._pick(self.weights, samples, picks),
             origin=None if self.origin is None else self.origin.take(samples),
             extras={name: array[samples] for name, array in self.extras.items()},
-            **({"bag_size": self.bag_size} if picks is None else {}),
+            bag_size=self.bag_size,
         ).mark_unshared()
 
-    def _with(self, **values: object) -> "Batch":
+    def _with(self, *, bag_size: int, **values: object) -> "Batch":
         """Batch with other values of attributes, and neither parts nor samples held back.
 
         They are not checked: a look at all lookups in each step of a skip rule would take a tenth of its time.
+        `bag_size`: 0: unknown, for some samples may have bags of one size where all have not.
         """
         changed = copy(self)
-        if "offsets" in values:
-            changed.__dict__.pop("bag_size", None)
-        changed.__dict__.update(values, part_sizes=(), held_back=None)
+        changed.__dict__.update(values, bag_size=bag_size, part_sizes=(), held_back=None)
+        if not bag_size:
+            del changed.__dict__["bag_size"]
         return changed
 
     def reordered(self, order: Sequence[int]) -> "Batch":
@@ -383,7 +384,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         weights=join(weights) if weights else None,
         origin=_join_origins(batches),
         extras={name: np.concatenate([batch.extras[name] for batch in batches]) for name in first.extras},
-        **({"bag_size": first.bag_size} if is_even else {}),
+        bag_size=first.bag_size if is_even else 0,
     ).mark_unshared()
 
 
@@ -442,4 +443,4 @@ class Refill:
 def weighted(batch: Batch, weights: NDArray[np.float64]) -> Batch:
     """Return the batch with weights (B,) of its samples, times those that it has, in `Batch.extras["weight"]`."""
     weights = weights * batch.extras.get("weight", 1)
-    return batch._with(extras={**batch.extras, "weight": weights.astype(np.float32)})
+    return batch._with(bag_size=batch.bag_size, extras={**batch.extras, "weight": weights.astype(np.float32)})

@@ -68,6 +68,7 @@ class ShardedRows(RowStore):
         return some
 
     def _gathered(self, name: str) -> NDArray[np.float32]:
+        """Return a whole table, also for some rows: ranks may ask for different ones."""
         group, table, table_key = self._find(name)
         own, gather = np.concatenate(list(super().table_blocks(name))), self._peers.rows.gather
         of_ranks = [part.reshape(-1, group.embedding_dim) for part in gather(own.reshape(-1), f"table {name}")]

@@ -28,13 +28,6 @@ def _step(pairs: Pairs, index: np.uint64 | int, gradient: np.float32, rate: np.f
     pairs[index, 0] -= rate * gradient / np.sqrt(squares + _START)
 
 
-@kernel(inline=True)
-def _prefetch_bags(rows: Pairs, lookups: NDArray[np.int64], offsets: NDArray[np.int64], first, end) -> None:
-    """Prefetch the rows of the bags [first, end)."""
-    for position in range(at(offsets[first]), at(offsets[end])):
-        prefetch_row(rows, lookups[position])
-
-
 @kernel()
 def learn(
     lookups: NDArray[np.int64],
@@ -72,12 +65,13 @@ def learn(
                 out[sample] += dense[sample, column] * dense_weights[column, 0]
         for feature in range(num_features):
             bag = np.uint64(feature) * num_samples
-            _prefetch_bags(rows, lookups, offsets, bag + end, bag + following)
+            for position in range(at(offsets[bag + end]), at(offsets[bag + following])):
+                prefetch_row(rows, lookups[position])
             if one_each:
                 for sample in range(first, end):
                     out[sample] += rows[at(lookups[bag + sample]), 0]
                 continue
-            start = at(offsets[bag + first])
+            start = at(offsets[bag + first])  # of each bag: the end of the one before, so one offset is read, not two
             for sample in range(first, end):
                 stop = at(offsets[bag + sample + one])
                 for position in range(start, stop):

@@ -23,7 +23,6 @@ import inspect
 import logging
 import threading
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
@@ -54,14 +53,6 @@ CHECK_SECONDS = 1.0  # after which training looks whether the thread that it wai
 _END: Final[Any] = object()  # the last entry of a queue
 
 
-def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[ReadyBatch, None, None]:
-    """Yield each batch when it may be trained; the next request declares it trained."""
-    one_pass = LookAheadPass(pipeline, depth)
-    ready_batches = one_pass.ready_batches(batches)
-    one_pass.owner = weakref.ref(ready_batches)
-    return ready_batches
-
-
 class LookAheadPass:
     """A look-ahead from its first batch to its end, of which an exception at any line leaves a state that can be ended.
 
@@ -84,9 +75,7 @@ class LookAheadPass:
         owner = self.owner()
         return owner is None or inspect.getgeneratorstate(owner) == inspect.GEN_CLOSED
 
-    def ready_batches(
-        self, batches: Iterator[Batch], arrange: Arrange = lambda batches: batches
-    ) -> Generator[ReadyBatch, None, None]:
+    def ready_batches(self, batches: Iterator[Batch], arrange: Arrange) -> Generator[ReadyBatch, None, None]:
         """Yield each batch when it may be trained. Call it once."""
         pipeline = self._pipeline
         pipeline.begin(self._depth, self)
@@ -114,6 +103,7 @@ class LookAheadPass:
             # Known before it starts, so that `end` finds it wherever an exception comes.
             reading = self._worker = _Reading(pipeline, batches, depth)
             reading.start()
+            # Arranged here: a thread that predicts, too, would take a core for which torch's threads then wait.
             return _plan_and_move(pipeline, arrange(reading.items()), depth, lambda number: None)
         planning = self._worker = _Planning(pipeline, arrange(batches), depth)
         planning.start()
